@@ -1,0 +1,92 @@
+"""Nested dicts of tensors and plain numbers as one safetensors file, written atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from .errors import CheckpointError
+
+FORMAT = "craft-adapters state 1"
+
+
+def write(path: Path, rule: str, state: Mapping[str, Any]) -> None:
+    """Write to a temporary file beside ``path``, flush it to the disk, rename it."""
+    tensors: dict[str, torch.Tensor] = {}
+    tree = _lift(state, tensors)
+    header = {"format": FORMAT, "rule": rule, "state": json.dumps(tree)}
+    data = save(tensors, metadata=header)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    if os.name == "posix":  # the rename itself reaches the disk with its folder
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read(path: Path, rule: str) -> dict[str, Any]:
+    """The state in ``path``; tensors on the CPU. Raises CheckpointError whatever is wrong."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
+    if header.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: not a state of an aggregation rule ({FORMAT!r})")
+    if header.get("rule") != rule:
+        raise CheckpointError(f"{path}: state of rule {header.get('rule')!r}, not {rule!r}")
+    try:
+        tree = json.loads(header["state"])
+        state = _lower(tree, tensors)
+        if not isinstance(state, dict):
+            raise ValueError("not a dict")
+        return state
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its table of contents is damaged ({error})") from error
+
+
+def _lift(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """JSON for ``value``; each tensor moves to ``tensors`` and leaves ``{"tensor": key}`` behind.
+
+    A tensor goes under a running number: an entry's own name may hold any character, and two
+    branches may use the same one.
+    """
+    if isinstance(value, torch.Tensor):
+        key = str(len(tensors))
+        tensors[key] = value.detach().cpu().contiguous()
+        return {"tensor": key}
+    if isinstance(value, Mapping):
+        return {"dict": {str(key): _lift(inner, tensors) for key, inner in value.items()}}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"a state holds tensors and plain numbers only, got {type(value).__name__}")
+
+
+def _lower(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    (kind, content), *rest = value.items()
+    if rest or kind not in ("tensor", "dict", "value"):
+        raise ValueError(f"unexpected node {sorted(value)}")
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _lower(inner, tensors) for key, inner in content.items()}
+    return content

@@ -1,0 +1,231 @@
+"""What arrives at the server, checked and put in order before any arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._contract import ClientUpdate, DroppedClient
+from ._layout import Group, Layout
+from .errors import IncompatibleUpdate, NonFiniteUpdate, NoUsableUpdates
+
+# Left in front of every entry name by DataParallel/DDP, torch.compile and Opacus.
+_WRAPPERS = ("module.", "_orig_mod.", "_module.")
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """One round's global model and usable clients.
+
+    Attributes:
+        state: The global model as given.
+        clients: Usable clients: those that sent states first, then those that sent differences,
+            each by client id. This is the order of all arithmetic.
+        dropped: Clients left out so far.
+        payload: Names of the entries that the clients sent, in the global model's order.
+        prefixes: Client id -> what its entry names have in front of the global model's.
+        prefix: What the global model's own names have in front.
+    """
+
+    state: Mapping[str, Any]
+    clients: tuple[ClientUpdate, ...]
+    dropped: tuple[DroppedClient, ...]
+    payload: tuple[str, ...]
+    prefixes: Mapping[int | str, str]
+    prefix: str
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], updates: Iterable[ClientUpdate]) -> Intake:
+        """Check ids, counts and entry names.
+
+        Raises:
+            ValueError: a client id occurs twice.
+            NoUsableUpdates: nobody reported, or nobody has examples.
+            IncompatibleUpdate: entry names do not fit, by client and entry.
+            NonFiniteUpdate: the global model holds NaN or infinity, by entry.
+        """
+        everyone = sorted(updates, key=_order)
+        for first, second in zip(everyone, everyone[1:], strict=False):
+            if first.client_id == second.client_id:
+                raise ValueError(f"client {first.client_id!r} reported twice in one round")
+        if not everyone:
+            raise NoUsableUpdates("no client reported; there is nothing to aggregate")
+        clients = [update for update in everyone if update.num_examples > 0]
+        dropped = [
+            DroppedClient(update.client_id, "zero examples")
+            for update in everyone
+            if update.num_examples == 0
+        ]
+        if not clients:
+            raise NoUsableUpdates(
+                f"the sample counts of all {len(everyone)} clients are zero; "
+                "nobody's update can be given a weight"
+            )
+        clients.sort(key=lambda update: update.kind == "update")  # stable: by id within
+        prefix = _wrapping(state)
+        prefixes = {update.client_id: _wrapping(update.values) for update in clients}
+        payload = _payload(state, prefix, clients, prefixes)
+        _check_finite(state)
+        return cls(state, tuple(clients), tuple(dropped), payload, prefixes, prefix)
+
+    def read(self, client: ClientUpdate, entry: str) -> Tensor:
+        """One client's value of one entry; complex numbers as pairs of reals.
+
+        Raises:
+            IncompatibleUpdate: not a dense tensor, or not of the global entry's shape.
+        """
+        value = client.values[self.prefixes[client.client_id] + entry[len(self.prefix) :]]
+        expected: Tensor = self.state[entry]
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
+        if (
+            not isinstance(value, Tensor)
+            or value.shape != expected.shape
+            or value.layout is not torch.strided
+            or value.dtype.is_complex is not expected.dtype.is_complex
+        ):
+            raise _misfit(client, entry, value, expected)
+        return real(value)
+
+    def rows(self, entries: Iterable[str]) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+        """The clients' values of a group, entry by entry: of states, then of differences."""
+        first = next(
+            (i for i, client in enumerate(self.clients) if client.kind == "update"),
+            len(self.clients),
+        )
+        columns = [[self.read(client, entry) for client in self.clients] for entry in entries]
+        return [column[:first] for column in columns], [column[first:] for column in columns]
+
+    def without(self, bad: Iterable[int], groups: Iterable[Group], on_nonfinite: str) -> Intake:
+        """Leave out the clients at the given positions, whose values are not finite.
+
+        Their values are read once more to name the entry; they will not be read again.
+        """
+        positions = set(bad)
+        dropped = []
+        for position in sorted(positions):
+            client = self.clients[position]
+            entry = self._first_nonfinite(client, groups)
+            if on_nonfinite == "raise":
+                raise NonFiniteUpdate(
+                    f"client {client.client_id!r}: NaN or infinity in entry {entry!r}; "
+                    'mend the client, or set on_nonfinite="drop" to go on without it'
+                )
+            dropped.append(DroppedClient(client.client_id, "NaN or infinity", entry))
+        clients = tuple(c for i, c in enumerate(self.clients) if i not in positions)
+        if not clients:
+            names = ", ".join(f"{drop.client_id!r} ({drop.entry})" for drop in dropped)
+            raise NoUsableUpdates(f"every client's update holds NaN or infinity: {names}")
+        return Intake(
+            self.state, clients, (*self.dropped, *dropped), self.payload, self.prefixes, self.prefix
+        )
+
+    def _first_nonfinite(self, client: ClientUpdate, groups: Iterable[Group]) -> str | None:
+        for group in groups:
+            for entry in group.entries:
+                if not bool(torch.isfinite(self.read(client, entry)).all()):
+                    return entry
+        return None  # finite values whose squares are not: float64 beyond 1e154
+
+
+def real(value: Tensor) -> Tensor:
+    """A complex tensor as pairs of reals; any other as it is."""
+    return torch.view_as_real(value.resolve_conj()) if value.dtype.is_complex else value
+
+
+def shaped(value: Tensor, like: Tensor) -> Tensor:
+    """Numbers in index order as a new tensor of the shape, dtype and device of ``like``.
+
+    Undoes :func:`real`.
+    """
+    if like.dtype.is_complex:
+        pairs = value.view(*like.shape, 2).to(like.device, like.real.dtype)
+        return torch.view_as_complex(pairs.contiguous())
+    return value.view(like.shape).to(like.device, like.dtype)
+
+
+def _order(update: ClientUpdate) -> tuple[bool, int | str]:
+    return isinstance(update.client_id, str), update.client_id
+
+
+def _wrapping(values: Mapping[str, Any]) -> str:
+    """The wrapper prefixes that all names share; a name that happens to start so is left alone."""
+    prefix = ""
+    names = [name for name in values if isinstance(name, str)]
+    while names:
+        for wrapper in _WRAPPERS:
+            if all(name.startswith(prefix + wrapper) for name in names):
+                prefix += wrapper
+                break
+        else:
+            break
+    return prefix
+
+
+def _payload(
+    state: Mapping[str, Any],
+    prefix: str,
+    clients: Iterable[ClientUpdate],
+    prefixes: Mapping[int | str, str],
+) -> tuple[str, ...]:
+    known = {name[len(prefix) :]: name for name in state}
+    sent: dict[int | str, set[str]] = {}
+    for client in clients:
+        cut = len(prefixes[client.client_id])
+        names = {name[cut:] if isinstance(name, str) else name for name in client.values}
+        for name in client.values:
+            if not isinstance(name, str) or name[cut:] not in known:
+                raise IncompatibleUpdate(
+                    f"client {client.client_id!r}: entry {name!r} is not in the global model "
+                    f"(whose entries look like {next(iter(state), None)!r}); send the names of "
+                    "its state_dict"
+                )
+        sent[client.client_id] = names
+    union = set().union(*sent.values())
+    for client_id, names in sent.items():
+        if missing := union - names:
+            first = next(known[name] for name in known if name in missing)
+            raise IncompatibleUpdate(
+                f"client {client_id!r}: entry {first!r} is missing, which other clients sent; "
+                "a payload may hold part of the model only if all clients agree on the part"
+            )
+    if not union:
+        raise IncompatibleUpdate("the clients' updates hold no entries")
+    return tuple(known[name] for name in known if name in union)
+
+
+def _misfit(client: ClientUpdate, entry: str, value: Any, expected: Tensor) -> IncompatibleUpdate:
+    def describe(tensor: Tensor) -> str:
+        layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"
+        return f"{tuple(tensor.shape)} {tensor.dtype}{layout}"
+
+    got = describe(value) if isinstance(value, Tensor) else type(value).__name__
+    return IncompatibleUpdate(
+        f"client {client.client_id!r}, entry {entry!r}: expected a dense tensor "
+        f"{describe(expected)}, got {got}"
+    )
+
+
+def _check_finite(state: Mapping[str, Any]) -> None:
+    """One pass over the global model, and one wait for the device it is on."""
+    checked = {
+        name: torch.isfinite(value.detach()).all()
+        for name, value in state.items()
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    }
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for flag in checked.values():
+        by_device.setdefault(flag.device, []).append(flag)
+    if all(bool(torch.stack(flags).all()) for flags in by_device.values()):
+        return
+    bad = next(name for name, flag in checked.items() if not bool(flag))
+    raise NonFiniteUpdate(
+        f"the global model holds NaN or infinity in entry {bad!r}; go back to a sound checkpoint"
+    )
+
+

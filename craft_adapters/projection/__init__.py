@@ -1,0 +1,16 @@
+"""The operator: Gram pass, m x m solve, apply pass. Tensors in, tensors out.
+
+A group of m clients and d coordinates is a matrix of :class:`Rows`, never held whole. Everything
+that has to be known about it is its Gram matrix, a sum over column blocks, so it may be added up
+over devices and processes; every step is a combination of its rows. Nothing here knows a client,
+a name, a configuration or a file.
+
+What is computed in what: see :func:`gram` and :func:`combine`. The m x m part is float64 on the
+CPU.
+"""
+
+from ._passes import combine, gram, is_sound, squares
+from ._rows import Rows
+from ._solve import Solution, solve
+
+__all__ = ["Rows", "Solution", "combine", "gram", "is_sound", "solve", "squares"]

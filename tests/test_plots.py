@@ -1,0 +1,136 @@
+"""The pictures: what is in them, and what drawing them must not do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+
+from craft_adapters.plots import (
+    _accuracy_figure,
+    _histogram_figure,
+    accuracy_over_rounds,
+    client_histogram,
+)
+
+RUN = {"rounds": [0, 25, 50], "mean": [0.1, 0.5, 0.8], "worst10": [0.0, 0.2, 0.4]}
+SCORES = {"a": 0.2, "b": 0.6, "c": None, "d": 1.0}
+DRAW = [(accuracy_over_rounds, RUN), (client_histogram, SCORES)]
+
+
+@pytest.mark.parametrize(("draw", "run"), DRAW)
+@pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
+def test_files(draw: Any, run: Any, ending: str, tmp_path: Path) -> None:
+    settings = dict(matplotlib.rcParams)
+    path = tmp_path / "new" / f"picture.{ending}"
+    assert draw({"craft": run, "fedavg": run}, str(path), title="digits") == path
+    head = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[ending]
+    assert path.read_bytes().startswith(head)
+    assert dict(matplotlib.rcParams) == settings
+
+
+def test_pyplot_is_never_imported(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from craft_adapters.plots import accuracy_over_rounds, client_histogram
+assert "matplotlib" not in sys.modules
+accuracy_over_rounds({{"craft": {RUN!r}}}, r"{tmp_path / "a.png"}")
+client_histogram({{"craft": {SCORES!r}}}, r"{tmp_path / "h.png"}")
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(("draw", "run"), DRAW)
+def test_without_matplotlib(
+    draw: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"craft-adapters\[plots\]"):
+        draw({"craft": run}, tmp_path / "p.png")
+
+
+@pytest.mark.parametrize(("draw", "run"), DRAW)
+def test_nothing_to_draw(draw: Any, run: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no runs to draw"):
+        draw({}, tmp_path / "p.png")
+    with pytest.raises(ValueError, match="no runs to draw"):
+        accuracy_over_rounds({"world": {"craft": RUN}, "empty": {}}, tmp_path / "p.png")
+
+
+def test_mean_is_solid_and_worst_dashed_in_the_colour_of_the_rule() -> None:
+    figure = _accuracy_figure({"craft": RUN, "fedavg": RUN})
+    (axes,) = figure.axes
+    means, worsts = axes.lines[::2], axes.lines[1::2]
+    assert [line.get_linestyle() for line in means] == ["-", "-"]
+    assert [line.get_linestyle() for line in worsts] == ["--", "--"]
+    assert [line.get_color() for line in means] == [line.get_color() for line in worsts]
+    assert means[0].get_color() != means[1].get_color()
+    assert means[0].get_marker() == worsts[0].get_marker() != means[1].get_marker()
+    assert np.array_equal(worsts[0].get_ydata(), RUN["worst10"])
+    assert axes.get_ylabel() == "Test accuracy"
+    assert axes.get_xlabel() == "Round"
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["craft", "fedavg", "mean of clients", "worst 10 %"]
+
+
+def test_missing_figures_leave_a_gap() -> None:
+    gaps = {"rounds": [0, 1, 2, 3], "mean": [0.1, None, 0.2, 0.3], "worst10": [float("nan")] * 4}
+    (axes,) = _accuracy_figure({"craft": gaps}).axes
+    assert np.array_equal(np.isnan(axes.lines[0].get_ydata()), [False, True, False, False])
+
+
+def test_panels_agree_on_styles_and_scale() -> None:
+    panels = {"alpha 0.1": {"craft": RUN, "fedavg": RUN}, "alpha 1": {"fedavg": RUN}}
+    left, right = _accuracy_figure(panels).axes
+    assert (left.get_title(), right.get_title()) == tuple(panels)
+    assert left.lines[2].get_color() == right.lines[0].get_color()
+    assert left.lines[2].get_marker() == right.lines[0].get_marker()
+    assert left.get_ylim() == right.get_ylim()
+    assert len(_accuracy_figure({panel: {"craft": RUN} for panel in "abcde"}).axes) == 5
+
+
+def test_runs_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"run 'craft' of 'w' has no worst10; it has rounds, mean"):
+        _accuracy_figure({"w": {"craft": {"rounds": [0], "mean": [1]}}})
+    with pytest.raises(ValueError, match=r"run 'craft': .* rounds \(3,\), mean \(2,\)"):
+        _accuracy_figure({"craft": {**RUN, "mean": [1, 2]}})
+    with pytest.raises(ValueError, match="run 'craft' has no rounds"):
+        _accuracy_figure({"craft": [0.5]})
+    with pytest.raises(ValueError, match="run 'craft': accuracies must be finite"):
+        _histogram_figure({"craft": [0.5, float("inf")]})
+
+
+def test_histograms_share_axes_and_mark_mean_and_worst() -> None:
+    runs = {"craft": SCORES, "fedavg": [0.0, 0.5], "fedadam": np.array([0.25] * 20)}
+    figure = _histogram_figure(runs)
+    assert len(figure.axes) == 3
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
+    craft = figure.axes[0]
+    mean, worst = craft.lines
+    assert mean.get_xdata()[0] == pytest.approx(0.6)
+    assert worst.get_xdata()[0] == pytest.approx(0.2)
+    assert (mean.get_linestyle(), worst.get_linestyle()) == ("-", "--")
+    assert sum(bar.get_height() for bar in craft.patches) == pytest.approx(100)
+    assert craft.get_title(loc="left") == "craft"
+    assert craft.texts[0].get_text() == "mean 0.600, worst 10 % 0.200"
+
+
+def test_each_world_starts_a_row() -> None:
+    worlds = {"alpha 0.1": {"craft": SCORES, "fedavg": SCORES}, "alpha 1": {"fedavg": [None]}}
+    first, second, third = _histogram_figure(worlds).axes
+    assert first.get_ylabel() == "alpha 0.1\nClients (%)"
+    assert second.get_ylabel() == ""
+    assert third.get_ylabel() == "alpha 1\nClients (%)"
+    assert third.texts[0].get_text() == "no client has test data"
+    assert second.get_xlabel() == third.get_xlabel() == "Test accuracy"
+
+
+def test_percentages_fit_on_the_axis() -> None:
+    (axes,) = _histogram_figure({"craft": [20.0, 95.0]}).axes
+    assert axes.get_xlim() == (0, 95)

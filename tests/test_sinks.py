@@ -1,0 +1,169 @@
+"""The JSONL file: strict, whole lines, at any moment."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from craft_adapters.sinks import JsonlSink
+
+
+def strict(line: str) -> Any:
+    def refuse(token: str) -> None:
+        raise ValueError(f"not JSON: {token}")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def records(path: Path) -> list[Any]:
+    text = path.read_text("ascii")
+    assert text.endswith("\n")
+    return [strict(line) for line in text.splitlines()]
+
+
+def test_what_training_produces(tmp_path: Path) -> None:  # MET-04
+    record = {
+        "round": np.int64(3),
+        "loss": float("nan"),
+        "acc": np.float32(0.5),
+        "best": float("-inf"),
+        "n": torch.tensor(7),
+        "per_client": {"c0": np.float64(0.25), "c1": None},
+        "conf": np.eye(2),
+        "flag": np.bool_(True),
+    }
+    with JsonlSink(tmp_path / "metrics.jsonl") as sink:
+        sink.write(record)
+        sink.write({})
+    (got, empty) = records(tmp_path / "metrics.jsonl")
+    assert got == {
+        "round": 3,
+        "loss": None,
+        "acc": 0.5,
+        "best": None,
+        "n": 7,
+        "per_client": {"c0": 0.25, "c1": None},
+        "conf": [[1.0, 0.0], [0.0, 1.0]],
+        "flag": True,
+    }
+    assert got["flag"] is True
+    assert type(got["round"]) is int
+    assert empty == {}
+
+
+def test_other_values(tmp_path: Path) -> None:
+    with JsonlSink(tmp_path / "m.jsonl") as sink:
+        sink.write(
+            {
+                1: (1, [np.nan, np.float16(0.5)]),
+                np.int32(2): torch.tensor([1.0, math.inf], requires_grad=True),
+                "half": torch.tensor(0.5, dtype=torch.bfloat16),
+                "wide": np.longdouble(0.5),
+                "nan": np.array(np.nan),
+                "empty": np.zeros((0, 3)),
+                "text": 'é\n"',
+                "numpy text": np.str_("x"),
+            }
+        )
+    assert records(tmp_path / "m.jsonl") == [
+        {
+            "1": [1, [None, 0.5]],
+            "2": [1.0, None],
+            "half": 0.5,
+            "wide": 0.5,
+            "nan": None,
+            "empty": [],
+            "text": 'é\n"',
+            "numpy text": "x",
+        }
+    ]
+
+
+def test_readable_while_running_and_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "m.jsonl"
+    with JsonlSink(path) as sink:
+        sink.write({"round": 0})
+        assert records(path) == [{"round": 0}]
+        sink.write({"round": 1})
+        assert len(records(path)) == 2
+    with JsonlSink(str(path)) as sink:
+        sink.write({"round": 2})
+    assert [record["round"] for record in records(path)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("cut", range(1, 14))
+def test_a_line_cut_by_a_crash_stays_alone(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "m.jsonl"
+    with JsonlSink(path) as sink:
+        sink.write({"round": 0})
+        sink.write({"round": 1})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) - cut])
+    JsonlSink(path).close()
+    with JsonlSink(path) as sink:
+        sink.write({"round": 2})
+    first, *middle, last = path.read_text().splitlines()
+    assert strict(first) == {"round": 0}
+    assert strict(last) == {"round": 2}
+    assert len(middle) == (0 if cut == 13 else 1), "no empty lines either"
+
+
+def test_a_record_that_fails_leaves_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    with JsonlSink(path) as sink:
+        sink.write({"round": 0})
+        with pytest.raises(TypeError, match=r"record\['a'\]\[1\]: \w*Path has no JSON form"):
+            sink.write({"a": [0, tmp_path]})
+        with pytest.raises(TypeError, match=r"record\['z'\]: complex"):
+            sink.write({"z": np.array(1j)})
+        with pytest.raises(TypeError, match=r"keys must be str or int, got \(1, 2\) \(tuple\)"):
+            sink.write({"a": {(1, 2): 3}})
+        with pytest.raises(ValueError, match="two keys become '1'"):
+            sink.write({1: "a", "1": "b"})
+        with pytest.raises(TypeError, match="must be a mapping, got list"):
+            sink.write([1])  # type: ignore[arg-type]
+        sink.write({"round": 1})
+    assert records(path) == [{"round": 0}, {"round": 1}]
+    sink.close()
+    with pytest.raises(ValueError, match=r"m\.jsonl: the sink is closed"):
+        sink.write({})
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(record=st.dictionaries(st.text(), values, max_size=4))
+def test_any_plain_record_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, record: dict[str, Any]
+) -> None:
+    def expected(value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, list):
+            return list(map(expected, value))
+        return {k: expected(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    path = tmp_path_factory.mktemp("any") / "m.jsonl"
+    with JsonlSink(path) as sink:
+        sink.write(record)
+    assert records(path) == [expected(record)]
+
+
+def test_writing_a_file_needs_no_torch() -> None:
+    code = "import sys, craft_adapters.sinks; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
