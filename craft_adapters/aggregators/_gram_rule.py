@@ -28,7 +28,7 @@ from .._contract import (
 from .._intake import Intake, real, shaped
 from .._layout import Granularity, Group, Layout
 from ..errors import CheckpointError, OptionError
-from ..projection import Rows, Solution, combine, gram, is_sound, squares
+from ..projection import Rows, Solution, Workspace, combine, gram, is_sound, squares
 
 __all__ = ["Combination", "GramRule", "Grams"]
 
@@ -178,9 +178,9 @@ class GramRule(Aggregator):
             intake = Intake.of(global_state, updates)
             layout = self._layout(global_state).restrict(intake.payload)
             self._check_memory(global_state)
-            grams, intake = self._gram_pass(intake, layout)
+            grams, intake, tables = self._gram_pass(intake, layout)
             combination = self.combine(grams)
-            applied = self._apply_pass(intake, layout, grams, combination)
+            applied = self._apply_pass(intake, layout, grams, combination, tables)
             report = AggregationReport(
                 rule=self.name,
                 round=number,
@@ -211,28 +211,39 @@ class GramRule(Aggregator):
                     "with a new rule, or load the state that belongs to this model"
                 )
 
-    def _gram_pass(self, intake: Intake, layout: Layout) -> tuple[Grams, Intake]:
-        """First read of the updates. Leaves out clients whose values are not finite."""
+    def _gram_pass(
+        self, intake: Intake, layout: Layout
+    ) -> tuple[Grams, Intake, dict[str, _Table]]:
+        """First read of the updates. Leaves out clients whose values are not finite.
+
+        The tables come back for the apply pass if all clients' values are in memory anyway.
+        """
         count = len(intake.clients)
+        in_memory = all(isinstance(client.values, dict) for client in intake.clients)
+        tables: dict[str, _Table] = {}
+        workspace = Workspace()
         products, exact, rounding, widths = [], [], [], []
         for group in layout.groups:
             table = self._read(intake, group.entries, with_memory=True)
-            dtype = torch.float64 if table.double or self.device.type != "cpu" else torch.float32
-            product = gram(table.rows(dtype, self.device))
+            if in_memory:
+                tables[group.name] = table
+            double = table.double
+            dtype = torch.float64 if double or self.device.type != "cpu" else torch.float32
+            product = gram(table.rows(dtype, self.device, workspace))
             if dtype == torch.float32 and not is_sound(product[:count, :count]):
                 dtype = torch.float64
-                product = gram(table.rows(dtype, self.device))
+                product = gram(table.rows(dtype, self.device, workspace))
             if not table.remembers:
                 product = torch.nn.functional.pad(product, (0, 1, 0, 1))
             products.append(product)
             exact.append(dtype == torch.float64)
             # Half types hold few distinct values, but those are what the clients mean: two rows
             # that differ in them differ.
-            rounding.append(torch.finfo(torch.float64 if table.double else torch.float32).eps)
+            rounding.append(torch.finfo(torch.float64 if double else torch.float32).eps)
             widths.append(sum(tensor.numel() for tensor in table.base))
         finite = torch.ones(count, dtype=torch.bool)
         if layout.averaged:
-            rows = self._read(intake, layout.averaged).rows(torch.float64, self.device)
+            rows = self._read(intake, layout.averaged).rows(torch.float64, self.device, workspace)
             finite &= torch.isfinite(squares(rows)).cpu()
         for entry in layout.counted:
             for client in intake.clients:
@@ -244,6 +255,7 @@ class GramRule(Aggregator):
         diagonal = stacked.diagonal(dim1=-2, dim2=-1)[:, :count]
         finite &= torch.isfinite(diagonal).all(0)
         if not bool(finite.all()):
+            tables = {}
             bad = (~finite).nonzero().flatten().tolist()
             suspects = (*layout.groups, Group("buffers", layout.averaged))
             intake = intake.without(bad, suspects, self.on_nonfinite)
@@ -263,16 +275,22 @@ class GramRule(Aggregator):
             rounding=torch.tensor(rounding, dtype=torch.float64),
             widths=torch.tensor(widths, dtype=torch.float64),
         )
-        return grams, intake
+        return grams, intake, tables
 
     def _apply_pass(
-        self, intake: Intake, layout: Layout, grams: Grams, combination: Combination
+        self,
+        intake: Intake,
+        layout: Layout,
+        grams: Grams,
+        combination: Combination,
+        tables: Mapping[str, _Table],
     ) -> _Applied:
         """Second read of the updates: the new state, the steps, and what they came to."""
         new: dict[str, Tensor] = {}
         steps: dict[str, Tensor] = {}
         norms = []
         inner = _inner_products(grams, combination)
+        workspace = Workspace()
         on_device = (
             combination.weights.to(self.device),
             combination.memory_weights.to(self.device),
@@ -283,12 +301,12 @@ class GramRule(Aggregator):
         for q, (group, weights, memory_weight, length, rate, noise) in enumerate(
             zip(layout.groups, *on_device, strict=True)
         ):
-            table = self._read(intake, group.entries, with_memory=True)
+            table = tables.get(group.name) or self._read(intake, group.entries, with_memory=True)
             if table.remembers:
                 weights = torch.cat([weights, memory_weight.reshape(1)])
             dtype = torch.float64 if bool(grams.exact[q]) else torch.float32
             step = combine(
-                table.rows(dtype, self.device),
+                table.rows(dtype, self.device, workspace),
                 weights,
                 None if bool(grams.exact[q]) else _refinement(q, grams, combination, inner[q]),
             )
@@ -302,7 +320,7 @@ class GramRule(Aggregator):
                 steps[entry] = part
                 moved = origin.to(self.device, torch.float64).reshape(-1) - factor * part
                 new[entry] = shaped(moved, intake.state[entry])
-        new.update(self._average(intake, layout.averaged, grams.shares))
+        new.update(self._average(intake, layout.averaged, grams.shares, workspace))
         for entry in layout.counted:
             new[entry] = _largest(intake, entry)
         state: State = {}
@@ -321,25 +339,26 @@ class GramRule(Aggregator):
     def _read(self, intake: Intake, entries: Iterable[str], with_memory: bool = False) -> _Table:
         names = list(entries)
         base = [real(intake.state[name]) for name in names]
-        states, directions = intake.rows(names)
+        states, directions = (
+            [_together(column, self.device) for column in part] for part in intake.rows(names)
+        )
         memory = self.memory() if with_memory else {}
         remembers = any(name in memory for name in names)
         if remembers:
             for name, origin, column in zip(names, base, directions, strict=True):
                 known = memory.get(name)
-                column.append(
-                    torch.zeros_like(origin) if known is None else known.view(origin.shape)
-                )
+                row = torch.zeros_like(origin) if known is None else known.view(origin.shape)
+                column.append(row.to(column[0].device) if column else row)
         return _Table(base, states, directions, remembers)
 
     def _average(
-        self, intake: Intake, entries: tuple[str, ...], shares: Tensor
+        self, intake: Intake, entries: tuple[str, ...], shares: Tensor, workspace: Workspace
     ) -> dict[str, Tensor]:
         """Weighted mean of float buffers, as global minus the mean difference."""
         if not entries:
             return {}
         table = self._read(intake, entries)
-        step = combine(table.rows(torch.float64, self.device), shares.to(self.device))
+        step = combine(table.rows(torch.float64, self.device, workspace), shares.to(self.device))
         parts = step.split([tensor.numel() for tensor in table.base])
         return {
             entry: shaped(
@@ -362,10 +381,17 @@ class _Table:
     def double(self) -> bool:
         """Whether any value is float64."""
         columns = [self.base, *self.states, *self.directions]
-        return any(tensor.dtype is torch.float64 for column in columns for tensor in column)
+        return any(torch.float64 in {tensor.dtype for tensor in column} for column in columns)
 
-    def rows(self, dtype: torch.dtype, device: torch.device) -> Rows:
-        return Rows(self.base, self.states, self.directions, device=device, dtype=dtype)
+    def rows(self, dtype: torch.dtype, device: torch.device, workspace: Workspace) -> Rows:
+        return Rows(
+            self.base,
+            self.states,
+            self.directions,
+            device=device,
+            dtype=dtype,
+            workspace=workspace,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +411,13 @@ def _device(device: str | torch.device) -> torch.device:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise OptionError(f"device must be 'auto' or a torch device, got {device!r}") from error
+
+
+def _together(column: list[Tensor], device: torch.device) -> list[Tensor]:
+    """On one device: that of the arithmetic, unless they share another (one transfer a block)."""
+    if len({tensor.device for tensor in column}) > 1:
+        return [tensor.to(device) for tensor in column]
+    return column
 
 
 def _inner_products(grams: Grams, combination: Combination) -> Tensor:

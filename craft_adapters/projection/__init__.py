@@ -10,7 +10,7 @@ CPU.
 """
 
 from ._passes import combine, gram, is_sound, squares
-from ._rows import Rows
+from ._rows import Rows, Workspace
 from ._solve import Solution, solve
 
-__all__ = ["Rows", "Solution", "combine", "gram", "is_sound", "solve", "squares"]
+__all__ = ["Rows", "Solution", "Workspace", "combine", "gram", "is_sound", "solve", "squares"]

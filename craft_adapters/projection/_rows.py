@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -11,9 +12,30 @@ from torch import Tensor
 # there when it is multiplied; a GPU wants few large launches instead.
 _BLOCK_CPU = 1 << 24
 _BLOCK_GPU = 1 << 29
+# Numbers from which the allocator hands out fresh pages each time.
+_REUSE = 1 << 15
 
 Piece = tuple[int, int, int]
 """Columns start:stop of entry number i."""
+
+
+class Workspace:
+    """Memory that is used again for one group after another, two stretches of it.
+
+    Fresh pages cost as much as the arithmetic on them.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def take(self, use: str, shape: Sequence[int], dtype: torch.dtype, on: torch.device) -> Tensor:
+        """An uninitialised tensor; the last one taken for the same use is lost."""
+        held = self._held.get((use, dtype, on))
+        needed = math.prod(shape)
+        if held is None or held.numel() < needed:
+            held = torch.empty(needed, dtype=dtype, device=on)
+            self._held[use, dtype, on] = held
+        return held[:needed].view(*shape)
 
 
 class Rows:
@@ -22,12 +44,14 @@ class Rows:
     Args:
         base: The group's k entries, of any shape, real dtype and device. Laid end to end, each in
             index order, they make a row.
-        states: For each of the k entries, the first rows' values: as many as there are states.
+        states: For each of the k entries, the first rows' values, on one device: as many as there
+            are states.
         directions: For each of the k entries, the other rows' values.
         device: Where blocks are made.
         dtype: float32 or float64: of the differences and of all that is computed from them. Half
             types are widened before the difference is taken.
         block_bytes: Bytes of one block; chosen from the device if None.
+        workspace: Memory to work in. Two matrices may not be worked on at once in the same.
 
     Example:
         >>> base, client, past = torch.zeros(2), torch.tensor([1.0, 2.0]), torch.ones(2)
@@ -47,7 +71,9 @@ class Rows:
         device: torch.device,
         dtype: torch.dtype,
         block_bytes: int | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
+        self._workspace = workspace or Workspace()
         self.device = device
         self.dtype = dtype
         self.sizes = [entry.numel() for entry in base]
@@ -71,9 +97,8 @@ class Rows:
             yield self._only
             return
         whole = self.width <= self._columns
-        memory = torch.empty(
-            self.count, min(self.width, self._columns), dtype=self.dtype, device=self.device
-        )
+        shape = (self.count, min(self.width, self._columns))
+        memory = self._workspace.take("block", shape, self.dtype, self.device)
         for pieces in self._plan():
             filled = 0
             for index, start, stop in pieces:
@@ -85,9 +110,10 @@ class Rows:
             yield memory[:, :filled]
 
     def _fill(self, target: Tensor, index: int, start: int, stop: int) -> None:
+        """Put columns start:stop of an entry into ``target``."""
         if self.heads:
             values = self._cut(self._states[index], index, start, stop)
-            (origin,) = self._cut([self._base[index]], index, start, stop)
+            origin = self._base[index].reshape(-1)[start:stop]
             # In the block's dtype, not the clients': half types overflow and lose digits.
             torch.sub(origin.to(self.device, self.dtype), values, out=target[: self.heads])
         if self.heads < self.count:
@@ -95,11 +121,17 @@ class Rows:
 
     def _cut(self, tensors: Sequence[Tensor], index: int, start: int, stop: int) -> Tensor:
         """Columns start:stop of an entry's values, (values, stop - start), in their own dtype."""
-        if len({tensor.device for tensor in tensors}) > 1:
-            tensors = [tensor.to(self.device) for tensor in tensors]
         if stop - start < self.sizes[index]:
             tensors = [tensor.reshape(-1)[start:stop] for tensor in tensors]
-        return torch.stack(list(tensors)).view(len(tensors), -1).to(self.device)
+        if len(tensors) == 1:
+            return tensors[0].reshape(1, -1).to(self.device)
+        out = None
+        if len(tensors) * (stop - start) >= _REUSE:
+            kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+            if len(kinds) == 1:
+                shape = (len(tensors), *tensors[0].shape)
+                out = self._workspace.take("stack", shape, *kinds.pop())
+        return torch.stack(list(tensors), out=out).view(len(tensors), -1).to(self.device)
 
     def _plan(self) -> Iterator[list[Piece]]:
         """Cut the entries, laid end to end, into runs that fill one block each."""

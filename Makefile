@@ -1,0 +1,58 @@
+# make demo    set up what is missing and run the demonstration
+# make test    set up what is missing and run the tests
+# make lint | types | bench | wheel | clean
+#
+# One environment, .venv, made on first use and again only when pyproject.toml changes.
+# FedML 0.9.6 installs on Python 3.8 to 3.11 only, so 3.11 and 3.10 are tried first;
+# PYTHON=/path/to/python overrides.
+
+USABLE := -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1
+ifeq ($(origin PYTHON), undefined)
+PYTHON := $(shell for p in python3.11 python3.10 python3 python; do \
+	if $$p $(USABLE); then echo $$p; break; fi; done)
+endif
+ifeq ($(strip $(PYTHON)),)
+$(error No Python 3.10 or later with venv was found; set PYTHON=/path/to/python)
+endif
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+FEDML := $(shell $(PYTHON) -c 'import sys; print("fedml,test-fedml," * (sys.version_info < (3, 12)))')
+
+.PHONY: demo test lint types bench wheel clean
+
+demo: $(READY)
+ifeq ($(strip $(FEDML)),)
+	@echo "The demo runs FedML's simulator, and FedML 0.9.6 stops at Python 3.11: install one (from the system, pyenv or 'uv python install 3.11') and run 'make clean demo'."
+else
+	$(BIN)/python examples/fedml_demo/demo.py
+endif
+
+test: $(READY)
+	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --doctest-modules -q -p no:cacheprovider craft_adapters models --no-header
+ifeq ($(strip $(FEDML)),)
+	@echo "Left out: the FedML adapter's tests. FedML 0.9.6 stops at Python 3.11: install one (from the system, pyenv or 'uv python install 3.11') and run 'make clean test'."
+endif
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/aggregate.py
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel --outdir dist .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable ".[$(FEDML)plots,data,test,dev]"
+	touch $@
