@@ -290,36 +290,45 @@ class GramRule(Aggregator):
         steps: dict[str, Tensor] = {}
         norms = []
         inner = _inner_products(grams, combination)
+        inverse = torch.where(combination.active, 1.0 / grams.norms, 0.0)
+        exact = grams.exact.tolist()
         workspace = Workspace()
         on_device = (
             combination.weights.to(self.device),
-            combination.memory_weights.to(self.device),
+            combination.memory_weights.to(self.device).unsqueeze(-1),
             combination.lengths.to(self.device),
             combination.rates.to(self.device),
             combination.noise.to(self.device),
         )
         for q, (group, weights, memory_weight, length, rate, noise) in enumerate(
-            zip(layout.groups, *on_device, strict=True)
+            zip(layout.groups, *(column.unbind() for column in on_device), strict=True)
         ):
             table = tables.get(group.name) or self._read(intake, group.entries, with_memory=True)
             if table.remembers:
-                weights = torch.cat([weights, memory_weight.reshape(1)])
-            dtype = torch.float64 if bool(grams.exact[q]) else torch.float32
-            step = combine(
+                weights = torch.cat([weights, memory_weight])
+            dtype = torch.float64 if exact[q] else torch.float32
+            step, measured = combine(
                 table.rows(dtype, self.device, workspace),
                 weights,
-                None if bool(grams.exact[q]) else _refinement(q, grams, combination, inner[q]),
+                None if exact[q] else _refinement(combination, q, inverse[q]),
             )
+            if measured is not None:
+                inner[q] = measured[: len(intake.clients)].cpu() * inverse[q]
             norm = torch.linalg.vector_norm(step, dtype=torch.float64)
-            significant = norm > noise
-            factor = torch.where(length.isnan(), rate, length / norm).where(significant, 0.0)
-            step = step.where(significant, 0.0)
-            norms.append(norm.where(significant, 0.0))
-            parts = step.split([tensor.numel() for tensor in table.base])
-            for entry, origin, part in zip(group.entries, table.base, parts, strict=True):
+            factor = torch.where(length.isnan(), rate, length / norm)
+            if exact[q]:  # else the rows are independent: nothing cancels
+                significant = norm > noise
+                step, factor = step.where(significant, 0.0), factor.where(significant, 0.0)
+                norm = norm.where(significant, 0.0)
+            norms.append(norm)
+            sizes = [tensor.numel() for tensor in table.base]
+            origin = torch.cat([tensor.reshape(-1).to(self.device) for tensor in table.base])
+            moved = origin.to(torch.float64) - factor * step
+            for entry, part, value in zip(
+                group.entries, step.split(sizes), moved.split(sizes), strict=True
+            ):
                 steps[entry] = part
-                moved = origin.to(self.device, torch.float64).reshape(-1) - factor * part
-                new[entry] = shaped(moved, intake.state[entry])
+                new[entry] = shaped(value, intake.state[entry])
         new.update(self._average(intake, layout.averaged, grams.shares, workspace))
         for entry in layout.counted:
             new[entry] = _largest(intake, entry)
@@ -358,7 +367,8 @@ class GramRule(Aggregator):
         if not entries:
             return {}
         table = self._read(intake, entries)
-        step = combine(table.rows(torch.float64, self.device, workspace), shares.to(self.device))
+        rows = table.rows(torch.float64, self.device, workspace)
+        step, _ = combine(rows, shares.to(self.device))
         parts = step.split([tensor.numel() for tensor in table.base])
         return {
             entry: shaped(
@@ -428,24 +438,20 @@ def _inner_products(grams: Grams, combination: Combination) -> Tensor:
 
 
 def _refinement(
-    q: int, grams: Grams, combination: Combination, inner: Tensor
+    combination: Combination, q: int, inverse: Tensor
 ) -> Callable[[Tensor], Tensor | None] | None:
-    """The correction of one group's step by its true inner products, which go to ``inner``."""
-    targets, solution, active = combination.targets, combination.solution, combination.active[q]
-    if targets is None or solution is None or not bool(solution.regular[q] & active.any()):
+    """How to correct one group's step, given its true inner products with the rows."""
+    targets, solution = combination.targets, combination.solution
+    if targets is None or solution is None or not bool(solution.regular[q]):
         return None
-    wanted = targets[q]
-    inverse = torch.where(active, 1.0 / grams.norms[q], 0.0)
+    active, wanted = combination.active[q], targets[q]
 
     def correct(products: Tensor) -> Tensor | None:
-        true = products[: len(inverse)].cpu() * inverse
-        inner.copy_(true.where(active, inner))
-        missing = (wanted - true).where(active, 0.0)
+        missing = wanted - products[: len(inverse)].cpu() * inverse
+        missing = missing.where(active, 0.0)
         if bool(missing.abs().amax() <= _CLOSE * wanted.amax()):
             return None
         change = solution.again(q, missing) * inverse
-        # What is left of the error of the float32 products here is its square.
-        inner.add_((grams.products[q] @ change * inverse).where(active, 0.0))
         return torch.nn.functional.pad(change, (0, len(products) - len(change))).to(products.device)
 
     return correct

@@ -10,8 +10,9 @@ from torch import Tensor
 from ._rows import Rows
 
 # Rows per product: the upper triangle is left out panel by panel. Measured on two Zen 4 cores at
-# 100 rows in float64: 80 (one product), 91 (panels of 33), 101 (20) Gflop/s of the full product.
-_PANEL_CPU = 20
+# 100 rows, Gflop/s of the full product: float64 80 (one panel), 91 (of 33 rows), 101 (of 20);
+# float32 141 (one panel), 167 (of 50).
+_PANEL_CPU = {torch.float64: 20, torch.float32: 50}
 # Squares of lengths outside of this lose digits in float32 (or are zero, or not finite).
 _SOUND_RANGE = (1e-24, 1e30)
 # Smallest square of a Cholesky pivot of the cosines: the part of a unit update that the ones
@@ -37,9 +38,11 @@ def gram(rows: Rows) -> Tensor:
             [ 3.,  1.]], dtype=torch.float64)
     """
     total = torch.zeros(rows.count, rows.count, dtype=torch.float64, device=rows.device)
-    panel = _PANEL_CPU if rows.device.type == "cpu" else rows.count
+    panel = rows.count
+    if rows.device.type == "cpu":
+        panel = -(-panel // max(1, panel // _PANEL_CPU[rows.dtype]))  # equal ones
     for block in rows.blocks():
-        for start in range(0, rows.count, panel):
+        for start in range(0, rows.count, max(1, panel)):
             stop = min(rows.count, start + panel)
             total[start:stop, :stop] += block[start:stop] @ block[:stop].T
     return total.tril() + total.tril(-1).T
@@ -72,8 +75,8 @@ def combine(
     rows: Rows,
     weights: Tensor,
     correct: Callable[[Tensor], Tensor | None] | None = None,
-) -> Tensor:
-    """The step sum_i weights[i] D[i], (columns,), in the rows' dtype.
+) -> tuple[Tensor, Tensor | None]:
+    """The step sum_i weights[i] D[i], and its inner products with the rows.
 
     Args:
         rows: D.
@@ -82,27 +85,34 @@ def combine(
             to add, or None if it is good. This is iterative refinement: weights that came from
             float32 products are corrected by the true residual, once.
 
+    Returns:
+        The step, (columns,), in the rows' dtype; and D g, (rows,) float64, measured on it, or None
+        without ``correct``.
+
     >>> D = [torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0])]
     >>> cpu = torch.device("cpu")
     >>> rows = Rows([torch.zeros(2)], [[]], [D], device=cpu, dtype=torch.float64)
     >>> combine(rows, torch.tensor([1.0, 2.0], dtype=torch.float64))
-    tensor([5., 4.], dtype=torch.float64)
+    (tensor([5., 4.], dtype=torch.float64), None)
     """
-    step = torch.empty(rows.width, dtype=rows.dtype, device=rows.device)
-    inner = torch.zeros(rows.count, dtype=torch.float64, device=rows.device)
+    step = torch.zeros(rows.width, dtype=rows.dtype, device=rows.device)
+    inner = _add(step, rows, weights, measure=correct is not None)
+    if correct is not None and inner is not None:
+        more = correct(inner)
+        if more is not None:
+            inner = _add(step, rows, more, measure=True)
+    return step, inner
+
+
+def _add(step: Tensor, rows: Rows, weights: Tensor, *, measure: bool) -> Tensor | None:
+    """Add a combination of the rows to the step, and measure its inner products with them."""
+    inner = torch.zeros(rows.count, dtype=torch.float64, device=rows.device) if measure else None
     rounded = weights.to(rows.dtype)
     start = 0
     for block in rows.blocks():
         part = step[start : start + block.shape[1]]
-        torch.mv(block.T, rounded, out=part)
-        if correct is not None:
+        part.addmv_(block.T, rounded)
+        if inner is not None:
             inner += block @ part
         start += block.shape[1]
-    more = correct(inner) if correct is not None else None
-    if more is not None:
-        rounded = more.to(rows.dtype)
-        start = 0
-        for block in rows.blocks():
-            step[start : start + block.shape[1]].addmv_(block.T, rounded)
-            start += block.shape[1]
-    return step
+    return inner
