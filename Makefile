@@ -41,13 +41,14 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 
 types: $(READY)
-	$(BIN)/mypy
+	$(BIN)/python -c "from setuptools import setup; setup()" -q build_py --build-lib build/types
+	MYPYPATH=build/types $(BIN)/mypy
 
 bench: $(READY)
 	$(BIN)/python benchmarks/aggregate.py
 
 wheel: $(READY)
-	$(BIN)/python -m build --wheel --outdir dist .
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -1,220 +1,406 @@
-"""A rule's options, read off the signature of what makes it.
+"""Options of a rule, read from the signature and type hints of its factory.
 
-A stranger's factory with annotated keyword arguments gets the same checks, listing and reading
-from text as the bundled rules.
+A value may come from Python (already typed), from YAML or from a command line. All three go
+through :func:`coerce`, because YAML 1.1 is a trap: it reads ``1e-3`` as text and ``no`` as False.
+A stranger's factory with annotated keyword options is treated as the bundled rules are.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import numbers
+import reprlib
+import sys
 import types
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from decimal import Decimal, InvalidOperation
+from difflib import get_close_matches
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .errors import OptionError, nearest
 
-__all__ = ["Option", "check", "coerce", "describe"]
+__all__ = ["Option", "coerce", "describe"]
 
-Factory = Callable[..., Any]
+_NONE_WORDS = frozenset({"", "none", "null"})
+_BOOL_WORDS = {"true": True, "false": False}
+_Factory = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One keyword argument of a factory.
+    """One keyword option of a factory.
 
     Attributes:
-        name: Its name.
-        kinds: The alternatives of its annotation: types, ``Literal`` members' types left out.
-        choices: Members of its ``Literal``, if any.
-        default: Its default, or ``inspect.Parameter.empty``.
+        name: The keyword.
+        type: The type as text, ``"float | None"``; ``"any"`` if the factory does not say.
+        default: The default; ``inspect.Parameter.empty`` if there is none.
+        choices: The words (or numbers) of a ``Literal``; empty for other types.
     """
 
     name: str
-    kinds: tuple[Any, ...]
-    choices: tuple[Any, ...]
-    default: Any
+    type: str
+    default: object
+    choices: tuple[object, ...] = ()
 
     @property
-    def allowed(self) -> str:
-        """What it takes, in words."""
-        parts = [repr(choice) for choice in self.choices]
-        parts += [_NAMES.get(kind, getattr(kind, "__name__", str(kind))) for kind in self.kinds]
-        return " or ".join(parts) if parts else "anything"
-
-    def accepts(self, value: Any) -> bool:
-        """Whether a Python value is of its type."""
-        if not self.kinds and not self.choices:
-            return True
-        if any(value is choice or value == choice for choice in self.choices):
-            return not isinstance(value, bool) or True in self.choices or False in self.choices
-        return any(_is_of(value, kind) for kind in self.kinds)
+    def required(self) -> bool:
+        """Whether the option has no default."""
+        return self.default is inspect.Parameter.empty
 
 
-_NAMES = {
-    float: "a number",
-    int: "a whole number",
-    bool: "true or false",
-    str: "text",
-    type(None): "none",
-    Callable: "a function (in Python)",
-}
-
-
-def describe(factory: Factory) -> tuple[Option, ...]:
-    """The keyword options of a class or function.
+def describe(factory: _Factory) -> tuple[Option, ...]:
+    """The keyword options of a class or function, in the order of its signature.
 
     Example:
-        >>> def rule(*, lr: float | None = None, mode: Literal["a", "b"] = "a"): ...
-        >>> [(option.name, option.allowed) for option in describe(rule)]
-        [('lr', 'a number or none'), ('mode', "'a' or 'b'")]
+        >>> def rule(*, step: float | None = None, mode: Literal["a", "b"] = "a"): ...
+        >>> for option in describe(rule):
+        ...     print(option.name, "/", option.type, "/", option.default, "/", option.choices)
+        step / float | None / None / ()
+        mode / 'a' | 'b' / a / ('a', 'b')
     """
-    function = factory.__init__ if inspect.isclass(factory) else factory
-    try:
-        hints = typing.get_type_hints(function)
-    except (NameError, TypeError):  # annotations that only a type checker can read
-        hints = {}
-    options = []
-    for parameter in inspect.signature(factory).parameters.values():
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            kinds, choices = _alternatives(hints.get(parameter.name))
-            options.append(Option(parameter.name, kinds, choices, parameter.default))
-    return tuple(options)
-
-
-def check(factory: Factory, options: Mapping[str, Any], *, owner: str) -> None:
-    """Refuse unknown options and values of a wrong type.
-
-    Raises:
-        OptionError: names the option, the value, and what is allowed.
-    """
-    for name, value in options.items():
-        option = _find(factory, name, owner=owner, prefix="")
-        if option is not None and not option.accepts(value):
-            raise OptionError(f"{owner}: {name} must be {option.allowed}, got {value!r}")
+    parameters, _ = _read_signature(factory)
+    return tuple(parameter.option for parameter in parameters)
 
 
 def coerce(
-    factory: Factory, raw: Mapping[str, Any], *, owner: str = "the rule", prefix: str = ""
+    factory: _Factory,
+    raw: Mapping[str, Any],
+    *,
+    owner: str = "the rule",
+    prefix: str = "",
 ) -> dict[str, Any]:
-    """Options as a configuration file or a command line has them, as the factory wants them.
+    """Turn raw option values into the types that the factory's signature asks for.
 
-    YAML reads ``1e-3`` as text and ``no`` as False; a command line reads everything as text.
+    Numbers may be text (``"1e-3"``, ``"1_000"``, ``".5"``) and must be finite; an ``int`` takes
+    ``1e2`` and refuses ``1.5``; a ``bool`` takes true and false only and is no number; ``""``,
+    ``"none"`` and ``"null"`` are None where None is allowed; a ``Literal`` takes its words only;
+    callables and objects can be given in Python only. Options without a type hint, and hints that
+    are none of these (``list[float]``), pass as they are.
 
     Args:
-        factory: What the options are for.
-        raw: Option name -> value, without the prefix.
-        owner: Whose options they are, for messages.
-        prefix: What precedes names in the configuration, for messages.
+        factory: Class or function with keyword options.
+        raw: Option name -> value, typed or not. Options that are left out stay out.
+        owner: Whose options they are, for error messages.
+        prefix: What stands before a name where the user wrote it, for error messages.
 
     Raises:
-        OptionError: an unknown name, with the nearest known one; a value that does not fit.
+        OptionError: an unknown option, one that is missing and has no default, or a value that it
+            does not take; names the option, the value and what is allowed.
 
     Example:
-        >>> def rule(*, lr: float | None = 0.1, steps: int = 1): ...
-        >>> coerce(rule, {"lr": "1e-3", "steps": "1e2"})
-        {'lr': 0.001, 'steps': 100}
+        >>> def rule(*, step: float = 1.0, mode: Literal["a", "b"] = "a"): ...
+        >>> coerce(rule, {"step": "1e-3"})
+        {'step': 0.001}
+        >>> coerce(rule, {"mode": "c"}, owner="rule 'x'", prefix="craft_")
+        Traceback (most recent call last):
+        craft_adapters.errors.OptionError: rule 'x': craft_mode must be 'a' or 'b', got 'c'
     """
-    options = {}
+    parameters, takes_any_name = _read_signature(factory)
+    known = {parameter.option.name: parameter for parameter in parameters}
+    values: dict[str, Any] = {}
     for name, value in raw.items():
-        option = _find(factory, name, owner=owner, prefix=prefix)
-        options[name] = value if option is None else _read(option, value, prefix + name)
-    return options
+        if name in known:
+            try:
+                values[name] = known[name].read(value)
+            except _Refused as refused:
+                raise OptionError(f"{owner}: {prefix}{name} {refused}") from None
+        elif takes_any_name and isinstance(name, str):
+            values[name] = value
+        else:
+            unknown = f"{owner} has no option {f'{prefix}{name}'!r}"
+            tail = nearest(f"{prefix}{name}", [prefix + other for other in known])
+            raise OptionError(f"{unknown}; {tail if known else 'it has none'}")
+    for name, parameter in known.items():
+        if parameter.option.required and name not in raw:
+            raise OptionError(f"{owner}: {prefix}{name} must be given: {parameter.allowed}")
+    return values
 
 
-def _find(factory: Factory, name: str, *, owner: str, prefix: str) -> Option | None:
-    """The option of that name; None if the factory takes any keyword."""
-    known = {option.name: option for option in describe(factory)}
-    if name in known:
-        return known[name]
-    parameters = inspect.signature(factory).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    hint = nearest(prefix + name, [prefix + other for other in known])
-    raise OptionError(f"{owner} has no option {prefix + name!r}; {hint}")
+# --- One alternative of a type: float, or None, or the words of a Literal ---------------------
 
 
-def _read(option: Option, value: Any, key: str) -> Any:
+class _Refused(Exception):
+    """This does not take the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One alternative of an option's type.
+
+    ``label`` is the type in a listing, ``allowed`` are the values in an error message. ``read``
+    returns the typed value or raises :class:`_Refused`. Of the alternatives of a union, the one
+    with the smallest ``rank`` is asked first: a Literal's words before None, None before text.
+    """
+
+    rank: int
+    label: str
+    allowed: tuple[str, ...]
+    read: Callable[[object], object]
+    choices: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    option: Option
+    forms: tuple[_Form, ...]
+
+    @property
+    def allowed(self) -> str:
+        words = [word for form in self.forms for word in form.allowed]
+        return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+    def read(self, value: object) -> object:
+        for form in sorted(self.forms, key=lambda form: form.rank):
+            try:
+                return form.read(value)
+            except _Refused:
+                continue
+        raise _Refused(f"must be {self.allowed}, got {_repr(value)}{self._hint(value)}")
+
+    def _hint(self, value: object) -> str:
+        words = [choice for choice in self.option.choices if isinstance(choice, str)]
+        takes_text = bool(words) or any(form.read is _read_str for form in self.forms)
+        if isinstance(value, bool) and takes_text:
+            return (
+                "; YAML reads an unquoted yes, no, on or off as true or false: "
+                "put the text in quotes"
+            )
+        if value is None and not self.option.required:
+            return "; leave the option out for its default"
+        if isinstance(value, str) and (close := get_close_matches(value, words, n=1)):
+            return f"; did you mean {close[0]!r}?"
+        if isinstance(value, numbers.Real) and takes_text:
+            return "; put a number that is meant as text in quotes"
+        return ""
+
+
+def _read_any(value: object) -> object:
+    return value
+
+
+def _read_none(value: object) -> None:
+    if value is None or (isinstance(value, str) and value.strip().lower() in _NONE_WORDS):
+        return
+    raise _Refused
+
+
+def _read_bool(value: object) -> bool:
     if isinstance(value, str):
-        for read in (_as_choice, _as_none, _as_bool, _as_number):
-            result = read(option, value)
-            if result is not _UNREAD:
-                return result
-        if str in option.kinds or not (option.kinds or option.choices):
-            return value
-    elif option.accepts(value):
-        if int in option.kinds and float not in option.kinds and isinstance(value, float):
-            return int(value)
+        value = _BOOL_WORDS.get(value.strip().lower())
+    if isinstance(value, bool):
         return value
-    elif int in option.kinds and isinstance(value, float) and value.is_integer():
-        return int(value)
-    hint = ""
-    if isinstance(value, bool) and option.choices:
-        hint = "; YAML reads yes, no, on and off as true and false: put quotes around the word"
-    elif isinstance(value, str) and option.choices:
-        hint = "; " + nearest(value, [str(choice) for choice in option.choices])
-    raise OptionError(f"{key} must be {option.allowed}, got {value!r}{hint}")
+    raise _Refused
 
 
-_UNREAD = object()
-
-
-def _as_choice(option: Option, text: str) -> Any:
-    return text if text in option.choices else _UNREAD
-
-
-def _as_none(option: Option, text: str) -> Any:
-    wanted = text.strip().lower() in ("", "none", "null", "~")
-    return None if wanted and type(None) in option.kinds else _UNREAD
-
-
-def _as_bool(option: Option, text: str) -> Any:
-    words = {"true": True, "false": False}
-    return words.get(text.strip().lower(), _UNREAD) if bool in option.kinds else _UNREAD
-
-
-def _as_number(option: Option, text: str) -> Any:
-    if float not in option.kinds and int not in option.kinds:
-        return _UNREAD
+def _read_float(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | numbers.Real):
+        raise _Refused
     try:
-        number = float(text)
-    except ValueError:
-        return _UNREAD
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise _Refused from None
     if not math.isfinite(number):
-        return _UNREAD
-    if float in option.kinds:
-        return number
-    return int(number) if number.is_integer() else _UNREAD
+        raise _Refused
+    return number
 
 
-def _alternatives(hint: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The types and the literal choices of an annotation."""
-    if hint is None or hint is Any:
-        return (), ()
+def _read_int(value: object) -> int:
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    number = _read_float(value)  # also keeps "1e999999999" from becoming a huge int below
+    if not number.is_integer():
+        raise _Refused
+    if not isinstance(value, str):
+        return int(number)
+    try:
+        exact = Decimal(value)  # float("9007199254740993") is another number
+    except InvalidOperation:
+        raise _Refused from None
+    if exact != int(exact):
+        raise _Refused
+    return int(exact)
+
+
+def _read_exact_int(value: object) -> int:
+    """An int beside a float in one union: there ``1.0`` is the float."""
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            raise _Refused from None
+    if isinstance(value, numbers.Integral):
+        return _read_int(value)
+    raise _Refused
+
+
+def _read_str(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise _Refused
+
+
+def _read_callable(value: object) -> object:
+    if callable(value):
+        return value
+    raise _Refused
+
+
+def _read_choice(choices: tuple[object, ...], value: object) -> object:
+    for choice in choices:
+        # By type too: True == 1, and an array compares entry by entry.
+        same = isinstance(value, type(choice)) and isinstance(value, bool) == isinstance(
+            choice, bool
+        )
+        if same and choice == value:
+            return choice
+    for choice in choices:  # the text of a number, "2" for Literal[2]
+        if isinstance(value, str) and not isinstance(choice, str) and str(choice) == value.strip():
+            return choice
+    raise _Refused
+
+
+def _read_instance(cls: type, value: object) -> object:
+    try:
+        fits = isinstance(value, cls)
+    except TypeError:  # a protocol that cannot be checked at run time
+        fits = True
+    if fits:
+        return value
+    raise _Refused
+
+
+_ANY = _Form(8, "any", ("anything",), _read_any)
+_NONE = _Form(1, "None", ("none",), _read_none)
+_SIMPLE = {
+    bool: _Form(2, "bool", ("true", "false"), _read_bool),
+    int: _Form(3, "int", ("a whole number",), _read_int),
+    float: _Form(4, "float", ("a finite number",), _read_float),
+    str: _Form(7, "str", ("text",), _read_str),
+}
+_EXACT_INT = _Form(3, "int", ("a whole number",), _read_exact_int)
+_CALLABLE = _Form(6, "callable", ("a callable (in Python only)",), _read_callable)
+
+
+def _form(hint: Any) -> _Form:
+    """The form of one alternative; what is not understood takes anything."""
+    if hint is Any or hint is object or hint is inspect.Parameter.empty:
+        return _ANY
+    if hint is None or hint is type(None):
+        return _NONE
     origin = get_origin(hint)
     if origin is Literal:
-        return (), get_args(hint)
-    if origin in (Union, types.UnionType):
-        kinds: list[Any] = []
-        choices: list[Any] = []
-        for alternative in get_args(hint):
-            inner_kinds, inner_choices = _alternatives(alternative)
-            kinds += inner_kinds
-            choices += inner_choices
-        return tuple(kinds), tuple(choices)
-    if origin is not None and issubclass(origin, Callable):  # type: ignore[arg-type]
-        return (Callable,), ()
-    return (origin or hint,), ()
+        choices = get_args(hint)
+        words = tuple(map(repr, choices))
+        read = functools.partial(_read_choice, choices)
+        return _Form(0, " | ".join(words), words, read, choices)
+    if hint is Callable or origin is Callable:
+        return _CALLABLE
+    # list[float] passes for a type on Python 3.10, but not for isinstance.
+    if origin is None and isinstance(hint, type):
+        if hint in _SIMPLE:
+            return _SIMPLE[hint]
+        allowed = (f"a {hint.__name__} object (in Python only)",)
+        return _Form(5, hint.__name__, allowed, functools.partial(_read_instance, hint))
+    label = str(getattr(hint, "__forward_arg__", hint)).removeprefix("typing.")
+    return _Form(8, label, ("anything",), _read_any)
 
 
-def _is_of(value: Any, kind: Any) -> bool:
-    if kind is Callable:
-        return callable(value)
-    if kind in (float, int):
-        if isinstance(value, bool):
-            return False
-        number = isinstance(value, int | float if kind is float else int)
-        return number and math.isfinite(value)
-    return not isinstance(kind, type) or isinstance(value, kind)
+def _alternatives(hint: Any) -> Iterable[Any]:
+    if type(hint).__name__ == "TypeAliasType":  # `type X = ...`, Python 3.12
+        hint = hint.__value__
+    if get_origin(hint) in (Union, types.UnionType):
+        for part in get_args(hint):
+            yield from _alternatives(part)
+    else:
+        yield hint
+
+
+# --- The signature ----------------------------------------------------------------------------
+
+
+def _read_signature(factory: _Factory) -> tuple[tuple[_Parameter, ...], bool]:
+    """The keyword options, and whether the factory takes any other name too (``**kwargs``)."""
+    try:
+        signature = _signature(factory)
+    except (TypeError, ValueError):  # a factory written in C that does not tell
+        return (), True
+    by_keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    namespace = _namespace(factory)
+    parameters = tuple(
+        _parameter(parameter, namespace)
+        for parameter in signature.parameters.values()
+        if parameter.kind in by_keyword
+    )
+    takes_any_name = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD
+        for parameter in signature.parameters.values()
+    )
+    return parameters, takes_any_name
+
+
+def _signature(factory: _Factory) -> inspect.Signature:
+    if sys.version_info >= (3, 14):  # annotations are evaluated late there, names may be missing
+        from annotationlib import Format
+
+        return inspect.signature(factory, annotation_format=Format.FORWARDREF)
+    return inspect.signature(factory)
+
+
+def _parameter(parameter: inspect.Parameter, namespace: dict[str, Any]) -> _Parameter:
+    forms = [_form(part) for part in _alternatives(_resolve(parameter.annotation, namespace))]
+    if _SIMPLE[float] in forms:
+        forms = [_EXACT_INT if form is _SIMPLE[int] else form for form in forms]
+    # `x: int = None`; a hint that could not be read takes None anyway.
+    if parameter.default is None and all(
+        form.rank not in (_NONE.rank, _ANY.rank) for form in forms
+    ):
+        forms.append(_NONE)
+    option = Option(
+        name=parameter.name,
+        type=" | ".join(form.label for form in forms),
+        default=parameter.default,
+        choices=tuple(choice for form in forms for choice in form.choices),
+    )
+    return _Parameter(option, tuple(forms))
+
+
+def _resolve(annotation: Any, namespace: dict[str, Any]) -> Any:
+    """Evaluate one annotation; one that cannot be (imported for type checkers only) stays text.
+
+    One at a time, since ``get_type_hints`` gives up on all of them where one name is missing.
+    """
+
+    def carrier() -> None: ...
+
+    carrier.__annotations__ = {"hint": annotation}
+    try:
+        return get_type_hints(carrier, globalns=namespace)["hint"]
+    except Exception:  # whatever a stranger's annotation raises
+        return annotation
+
+
+def _namespace(factory: Any) -> dict[str, Any]:
+    """The globals of the function whose signature counts."""
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    if isinstance(factory, type):
+        own = (vars(base).get(name) for base in factory.__mro__ for name in _CONSTRUCTORS)
+        functions = (getattr(found, "__func__", found) for found in own)  # __new__ is static
+        factory = next(filter(inspect.isfunction, functions), factory)
+    elif not inspect.isroutine(factory):
+        factory = type(factory).__call__
+    namespace = getattr(inspect.unwrap(factory), "__globals__", {})
+    return namespace if isinstance(namespace, dict) else {}
+
+
+_CONSTRUCTORS = ("__init__", "__new__")
+
+
+def _repr(value: object) -> str:
+    """Short: a whole tensor or a YAML block does not help in an error message."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 80
+    return short.repr(value)

@@ -1,12 +1,27 @@
-"""The door: plug-ins that bring aggregation rules, host adapters and observers.
+"""Plug-ins: rules and host adapters, ours and other people's, through the same door.
 
-A plug-in is a module (or object) named by an entry point in the group ``craft_adapters``, with
-any of the hooks in ``_specs.py``, marked by :data:`hookimpl`. The bundled rules and adapters come
-in the same way.
+A distribution offers a plug-in with an entry point in the group ``craft_adapters``::
+
+    [project.entry-points.craft_adapters]
+    my_rule = "my_package.rule"
+
+and the module it names implements one or more hooks::
+
+    from craft_adapters.plugins import hookimpl
+
+    @hookimpl
+    def craft_register_aggregators(register):
+        register("my_rule", MyRule)
+
+A plug-in that fails is left out, whole, and ``craft-adapters list`` says why. With
+``CRAFT_ADAPTERS_STRICT=1`` it raises instead; ``CRAFT_ADAPTERS_PLUGINS=craft,my_rule`` loads only
+the entry points that it names. Importing this package loads no plug-in and does not import torch.
 """
 
+from __future__ import annotations
+
+from ._discovery import BrokenPlugin
 from ._manager import (
-    BrokenPlugin,
     PluginManager,
     available_adapters,
     available_aggregators,

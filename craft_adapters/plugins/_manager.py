@@ -1,219 +1,283 @@
-"""Discovery that survives a broken plug-in, and the two registries that it fills."""
+"""Load plug-ins, and hand out what they registered."""
 
 from __future__ import annotations
 
 import functools
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import EntryPoint
+from importlib.metadata import entry_points as installed
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
-from .._options import check
+from .._options import coerce
 from ..errors import OptionError, PluginError, nearest
 from . import _specs
+from ._discovery import BrokenPlugin, Found, arrange
+from ._registry import Origin, Registry
 from ._specs import PROJECT, AdapterDescriptor
 
 if TYPE_CHECKING:
     from .._contract import AggregationReport, Aggregator
 
+__all__ = [
+    "PluginManager",
+    "available_adapters",
+    "available_aggregators",
+    "get_adapter",
+    "get_aggregator",
+    "get_plugin_manager",
+]
+
 STRICT = "CRAFT_ADAPTERS_STRICT"
 ONLY = "CRAFT_ADAPTERS_PLUGINS"
-_BUNDLED = "craft-adapters"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class BrokenPlugin:
-    """A plug-in that could not be used; it left nothing in the registries."""
+class _Plugin:
+    """A plug-in that works, in a pluggy manager of its own.
 
-    name: str
-    distribution: str
-    reason: str
+    One manager for all would stop at the first observer that raises, and would keep half of a
+    plug-in whose second hook has a wrong signature.
+    """
+
+    origin: Origin
+    hooks: pluggy.HookRelay
 
 
 class PluginManager:
-    """Loads plug-ins and holds what they registered.
+    """The plug-ins of this process and what they registered.
+
+    Loads them when it is made. One that fails is recorded in ``broken`` and leaves nothing in the
+    registries.
 
     Args:
-        entry_points: What to load; by default every entry point of the group ``craft_adapters``.
-        only: Names of the entry points to load, if not all.
-        strict: Raise on the first broken plug-in instead of recording it.
+        entry_points: What to load; None: every installed entry point of ``craft_adapters``.
+        only: Names of the entry points to load, or one comma-separated text; None: what
+            ``CRAFT_ADAPTERS_PLUGINS`` lists (comma-separated), or all if that is empty.
+        strict: Raise instead of recording; None: whether ``CRAFT_ADAPTERS_STRICT`` is ``1``.
 
     Attributes:
         aggregators: Rule name -> factory.
         adapters: Adapter name -> descriptor.
-        broken: Plug-ins that could not be used.
+        broken: The plug-ins that were left out.
 
     Raises:
-        PluginError: in strict mode.
-        OptionError: a name in ``only`` that no entry point has.
+        OptionError: ``only`` names a plug-in that is not installed.
+        PluginError: a plug-in is broken, in strict mode.
+
+    Example:
+        >>> manager = PluginManager(entry_points=[])
+        >>> list(manager.aggregators), manager.broken
+        ([], [])
     """
 
     def __init__(
         self,
-        entry_points: Iterable[metadata.EntryPoint] | None = None,
+        entry_points: Iterable[EntryPoint] | None = None,
         *,
-        only: Collection[str] | None = None,
-        strict: bool = False,
+        only: str | Iterable[str] | None = None,
+        strict: bool | None = None,
     ) -> None:
-        self.aggregators: dict[str, Callable[..., Aggregator]] = {}
-        self.adapters: dict[str, AdapterDescriptor] = {}
+        self.strict = os.environ.get(STRICT, "") not in ("", "0") if strict is None else strict
+        self.aggregators: Registry[Callable[..., Aggregator]] = Registry("rule")
+        self.adapters: Registry[AdapterDescriptor] = Registry("adapter")
         self.broken: list[BrokenPlugin] = []
-        self._strict = strict
-        self._silenced: set[str] = set()
-        self._pluggy = pluggy.PluginManager(PROJECT)
-        self._pluggy.add_hookspecs(_specs)
-        found = _distinct(
-            metadata.entry_points(group=PROJECT) if entry_points is None else entry_points
-        )
+        self._plugins: list[_Plugin] = []
+        self._warned: set[Origin] = set()
+        found = arrange(installed(group=PROJECT) if entry_points is None else entry_points)
+        source = "the list of plug-ins to load"
+        if only is None and (listed := os.environ.get(ONLY, "").strip()):
+            only, source = listed, ONLY
         if only is not None:
-            names = {point.name for point in found}
-            for name in only:
-                if name not in names:
-                    raise OptionError(f"no plug-in is named {name!r}; {nearest(name, names)}")
-            found = [point for point in found if point.name in only]
-        for point in found:
-            self._load(point)
+            found = _select(found, only, source)
+        for plugin in found:
+            self._load(plugin)
 
-    def round_end(self, report: AggregationReport) -> None:
-        """Tell every observer; one that raises is warned of once and never stops a round."""
-        for implementation in self._pluggy.hook.craft_round_end.get_hookimpls():
-            try:
-                implementation.function(report)
-            except Exception as error:
-                if self._strict:
-                    raise
-                if implementation.plugin_name not in self._silenced:
-                    self._silenced.add(implementation.plugin_name)
-                    warnings.warn(
-                        f"observer of plug-in {implementation.plugin_name!r} failed and will not "
-                        f"be heard of again: {_describe(error)}",
-                        stacklevel=2,
-                    )
+    def get_aggregator(self, name: str, /, **options: Any) -> Aggregator:
+        """As :func:`get_aggregator`, of these plug-ins."""
+        from .._contract import Aggregator
 
-    def get_aggregator(self, name: str, **options: Any) -> Aggregator:
-        """See :func:`craft_adapters.get_aggregator`."""
         factory = self.aggregator_factory(name)
-        check(factory, options, owner=f"rule {name!r}")
-        aggregator = factory(**options)
+        aggregator = factory(**coerce(factory, options, owner=f"rule {name!r}"))
+        who = f"rule {name!r} ({self.aggregators.origin(name)})"
+        if not isinstance(aggregator, Aggregator):
+            raise PluginError(
+                f"{who} makes a {type(aggregator).__name__}, which does not derive from "
+                "craft_adapters.Aggregator"
+            )
+        if not hasattr(aggregator, "observers"):
+            raise PluginError(
+                f"{who}: {type(aggregator).__name__}.__init__ must call super().__init__()"
+            )
         aggregator.observers.append(self.round_end)
         return aggregator
 
     def aggregator_factory(self, name: str) -> Callable[..., Aggregator]:
-        """What makes the rule of that name. Raises OptionError for an unknown one."""
-        if name not in self.aggregators:
-            raise OptionError(
-                f"no aggregation rule is named {name!r}; {nearest(name, self.aggregators)}"
-                + self._hint()
-            )
-        return self.aggregators[name]
+        """What makes the rule of a name, for :func:`craft_adapters._options.coerce`.
+
+        Raises:
+            OptionError: no rule has this name; names the nearest.
+        """
+        return self._find(self.aggregators, name)
 
     def get_adapter(self, name: str) -> AdapterDescriptor:
-        """The descriptor of that name. Raises OptionError for an unknown one."""
-        if name not in self.adapters:
-            raise OptionError(
-                f"no adapter is named {name!r}; {nearest(name, self.adapters)}" + self._hint()
-            )
-        return self.adapters[name]
+        """As :func:`get_adapter`, of these plug-ins."""
+        return self._find(self.adapters, name)
 
-    def _hint(self) -> str:
-        names = ", ".join(plugin.name for plugin in self.broken)
-        return f" (broken plug-ins: {names}; see `craft-adapters list`)" if names else ""
+    def round_end(self, report: AggregationReport) -> None:
+        """Tell every plug-in's ``craft_round_end`` of a round.
 
-    def _load(self, point: metadata.EntryPoint) -> None:
-        """All of a plug-in or nothing of it."""
-        aggregators: dict[str, Callable[..., Aggregator]] = {}
-        adapters: dict[str, AdapterDescriptor] = {}
-        label = f"{_distribution(point)}:{point.name}"
+        One that raises is warned about once, and the others are still told.
+
+        Raises:
+            PluginError: one raised, in strict mode.
+        """
+        for plugin in self._plugins:
+            try:
+                plugin.hooks.craft_round_end(report=report)
+            except Exception as error:
+                message = f"craft_round_end of {plugin.origin} failed: {_line(error)}"
+                if self.strict:
+                    raise PluginError(message) from error
+                if plugin.origin not in self._warned:
+                    self._warned.add(plugin.origin)
+                    warnings.warn(
+                        f"{message}; the run goes on, and this is not shown again",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+
+    # Aggregators hold on to round_end, and are copied and pickled. Modules cannot be, and one
+    # process has one set of plug-ins: a copy shares this manager, another process has its own.
+    def __deepcopy__(self, memo: dict[int, Any]) -> PluginManager:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[], PluginManager], tuple[()]]:
+        return get_plugin_manager, ()
+
+    def _load(self, found: Found) -> None:
+        """Load one plug-in: everything it registers, or nothing of it."""
+        origin = found.origin
+        aggregators, adapters = self.aggregators.copy(), self.adapters.copy()
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(_specs)
+        stage = "import"
         try:
-            plugin = point.load()
-            self._pluggy.register(plugin, name=label)
-            self._call(label, "craft_register_aggregators", _into(aggregators, self.aggregators))
-            self._call(
-                label,
-                "craft_register_adapters",
-                lambda descriptor: _into(adapters, self.adapters)(descriptor.name, descriptor),
-            )
-        except Exception as error:
-            if self._pluggy.has_plugin(label):
-                self._pluggy.unregister(name=label)
-            if self._strict:
-                raise PluginError(f"plug-in {label}: {_describe(error)}") from error
-            self.broken.append(BrokenPlugin(point.name, _distribution(point), _describe(error)))
+            plugin = found.entry_point.load()
+            stage = "check of its hooks"
+            manager.register(plugin, name=origin.plugin)
+            manager.check_pending()
+            if not manager.get_hookcallers(plugin):
+                raise PluginError(
+                    f"{found.entry_point.value} implements no hook (is @hookimpl missing?)"
+                )
+            stage = "craft_register_aggregators"
+            manager.hook.craft_register_aggregators(register=_rules_into(aggregators, origin))
+            stage = "craft_register_adapters"
+            manager.hook.craft_register_adapters(register=_adapters_into(adapters, origin))
+        except (Exception, SystemExit) as error:  # a stranger's module may even call sys.exit
+            reason = f"{stage} failed: {_line(error)}"
+            if self.strict:
+                raise PluginError(f"{origin}: {reason}") from error
+            self.broken.append(BrokenPlugin(origin.plugin, origin.distribution, reason))
             return
-        self.aggregators.update(aggregators)
-        self.adapters.update(adapters)
+        self.aggregators, self.adapters = aggregators, adapters
+        self._plugins.append(_Plugin(origin, manager.hook))
 
-    def _call(self, label: str, hook: str, register: Callable[..., None]) -> None:
-        for implementation in getattr(self._pluggy.hook, hook).get_hookimpls():
-            if implementation.plugin_name == label:
-                implementation.function(register)
+    def _find(self, registry: Registry[T], name: str) -> T:
+        try:
+            return registry.find(name)
+        except OptionError as error:
+            hint = ""
+            if self.broken:
+                reasons = (f"{plugin.name}: {plugin.reason}" for plugin in self.broken)
+                hint = f". Broken plug-ins: {'; '.join(reasons)}"
+            elif not self._plugins:
+                hint = (
+                    ". No plug-in was found: they are found by the metadata of installed "
+                    "distributions, a checkout on the path is not enough"
+                )
+            raise OptionError(f"{error}{hint}") from None
 
 
-def _into(fresh: dict[str, Any], taken: Mapping[str, Any]) -> Callable[[str, Any], None]:
-    def register(name: str, thing: Any) -> None:
-        if name in taken or name in fresh:
-            raise PluginError(f"the name {name!r} is taken")
-        fresh[name] = thing
+def _select(found: list[Found], only: str | Iterable[str], source: str) -> list[Found]:
+    if isinstance(only, str):
+        only = [name.strip() for name in only.split(",") if name.strip()]
+    wanted = set(only)
+    known = {plugin.origin.plugin for plugin in found}
+    for name in sorted(wanted - known):
+        tail = nearest(name, known) if known else "none is installed"
+        raise OptionError(f"no plug-in is named {name!r} (in {source}); {tail}")
+    return [plugin for plugin in found if plugin.origin.plugin in wanted]
+
+
+def _rules_into(
+    registry: Registry[Callable[..., Aggregator]], origin: Origin
+) -> Callable[[str, Callable[..., Aggregator]], None]:
+    def register(name: str, factory: Callable[..., Aggregator]) -> None:
+        if not callable(factory):
+            raise PluginError(f"the factory of rule {name!r} is {factory!r}, not a callable")
+        registry.add(name, factory, origin)
 
     return register
 
 
-def _distinct(points: Iterable[metadata.EntryPoint]) -> list[metadata.EntryPoint]:
-    """One of each, the bundled first, so that nobody takes their names; then by name.
+def _adapters_into(
+    registry: Registry[AdapterDescriptor], origin: Origin
+) -> Callable[[AdapterDescriptor], None]:
+    def register(descriptor: AdapterDescriptor) -> None:
+        if not isinstance(descriptor, AdapterDescriptor):
+            raise PluginError(
+                f"an adapter is registered by an AdapterDescriptor, not {descriptor!r}"
+            )
+        registry.add(descriptor.name, descriptor, origin)
 
-    A distribution that is on the path twice (an editable install beside a wheel) counts once.
-    """
-    unique = {(_distribution(point), point.name): point for point in reversed(list(points))}
-    return sorted(
-        unique.values(),
-        key=lambda point: (_distribution(point) != _BUNDLED, _distribution(point), point.name),
-    )
-
-
-def _distribution(point: metadata.EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else "unknown"
+    return register
 
 
-def _describe(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"
 
 
 @functools.cache
 def get_plugin_manager() -> PluginManager:
-    """The manager of this process, made on first use.
+    """The plug-ins of this process, loaded at the first call.
 
-    ``CRAFT_ADAPTERS_STRICT=1`` makes a broken plug-in an error; ``CRAFT_ADAPTERS_PLUGINS=a,b``
-    loads the named plug-ins only. ``get_plugin_manager.cache_clear()`` forgets it.
+    The environment is read then and not again; ``get_plugin_manager.cache_clear()`` forgets them.
+
+    Raises:
+        OptionError: ``CRAFT_ADAPTERS_PLUGINS`` names a plug-in that is not installed.
+        PluginError: a plug-in is broken, with ``CRAFT_ADAPTERS_STRICT=1``.
     """
-    only = os.environ.get(ONLY)
-    return PluginManager(
-        only=None if only is None else [name.strip() for name in only.split(",") if name.strip()],
-        strict=os.environ.get(STRICT, "0") not in ("", "0"),
-    )
+    return PluginManager()
 
 
-def get_aggregator(name: str, **options: Any) -> Aggregator:
-    """A new rule by its registered name.
+def get_aggregator(name: str, /, **options: Any) -> Aggregator:
+    """A new rule by its registered name; the plug-ins' ``craft_round_end`` observe it.
 
     Args:
-        name: ``"craft"``, ``"fedavg"``, or what a plug-in brings; see ``available_aggregators``.
-        **options: The rule's own options.
+        name: ``"craft"``, ``"fedavg"``, or what a plug-in brings: :func:`available_aggregators`.
+        **options: The rule's own options (``craft-adapters list`` shows them). Values may be text,
+            as from YAML or a command line.
 
     Raises:
         OptionError: an unknown name or option, with the nearest known one, or a value that the
             option does not take.
+        PluginError: the plug-in makes something that is no aggregator.
 
     Example:
         >>> get_aggregator("craft", server_lr=0.1).name
         'craft'
-        >>> get_aggregator("craft", sever_lr=0.1)
+        >>> get_aggregator("craft", sever_lr=0.1)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        craft_adapters.errors.OptionError: rule 'craft' has no option 'sever_lr'; did you mean...
+        craft_adapters.errors.OptionError: rule 'craft' has no option 'sever_lr'; did you mean ...
     """
     return get_plugin_manager().get_aggregator(name, **options)
 
@@ -221,21 +285,22 @@ def get_aggregator(name: str, **options: Any) -> Aggregator:
 def available_aggregators() -> tuple[str, ...]:
     """Names of the registered rules, sorted.
 
-    >>> set(available_aggregators()) >= {"craft", "fedavg"}
-    True
+    Example:
+        >>> set(available_aggregators()) >= {"craft", "fedavg"}
+        True
     """
-    return tuple(sorted(get_plugin_manager().aggregators))
+    return tuple(get_plugin_manager().aggregators)
+
+
+def get_adapter(name: str) -> AdapterDescriptor:
+    """The descriptor of a host adapter; its ``load()`` imports the adapter.
+
+    Raises:
+        OptionError: no adapter has this name; names the nearest.
+    """
+    return get_plugin_manager().get_adapter(name)
 
 
 def available_adapters() -> tuple[str, ...]:
     """Names of the registered host adapters, sorted."""
-    return tuple(sorted(get_plugin_manager().adapters))
-
-
-def get_adapter(name: str) -> AdapterDescriptor:
-    """The descriptor of a host adapter; its ``load()`` imports it.
-
-    Raises:
-        OptionError: an unknown name, with the nearest known one.
-    """
-    return get_plugin_manager().get_adapter(name)
+    return tuple(get_plugin_manager().adapters)

@@ -1,10 +1,14 @@
-"""What a plug-in may implement."""
+"""What a plug-in can implement, and what it registers.
+
+A plug-in is a module that a distribution names in its entry-point group ``craft_adapters``. Hook
+implementations may take fewer arguments than the specs below; so specs only ever gain arguments.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import metadata
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -12,28 +16,41 @@ import pluggy
 if TYPE_CHECKING:
     from .._contract import AggregationReport, Aggregator
 
+__all__ = [
+    "PROJECT",
+    "AdapterDescriptor",
+    "craft_register_adapters",
+    "craft_register_aggregators",
+    "craft_round_end",
+    "hookimpl",
+]
+
 PROJECT = "craft_adapters"
+"""Name of the pluggy project and of the entry-point group."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
-"""Marks a plug-in's functions as implementations of the hooks below."""
+"""Marks a function of a plug-in as the implementation of the hook of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterDescriptor:
-    """What there is to know about a host adapter without importing it or its host.
+    """What is known of a host adapter before its host is imported.
+
+    The module that registers one imports neither the host nor the adapter's own code: ``load``
+    does, when the adapter is used.
 
     Attributes:
-        name: The adapter's name in the registry.
+        name: The adapter's name, ``"fedml"``.
         distribution: The host's distribution, as pip knows it; None for a host that has none.
-        tested: Versions of the host that the adapter was run on.
-        extra: What to install to get adapter and host, e.g. ``"craft-adapters[fedml]"``.
+        tested: Versions of the host that the adapter is tested with.
+        extra: The extra of craft-adapters that installs the host, or None.
         summary: One line for listings.
-        load: Imports and returns the adapter.
+        load: Imports the adapter and returns it.
 
     Example:
-        >>> descriptor = AdapterDescriptor("toy", None, (), None, "a toy", load=lambda: None)
-        >>> descriptor.found is None
+        >>> toy = AdapterDescriptor("toy", "no-such-host", ("1.0",), None, "a toy", load=dict)
+        >>> toy.found is None
         True
     """
 
@@ -46,29 +63,33 @@ class AdapterDescriptor:
 
     @property
     def found(self) -> str | None:
-        """Version of the host that is installed, read from its metadata, or None."""
+        """Version of the installed host, read from its metadata; None if there is none."""
         if self.distribution is None:
             return None
         try:
-            return metadata.version(self.distribution)
-        except metadata.PackageNotFoundError:
+            return version(self.distribution)
+        except PackageNotFoundError:
             return None
 
 
 @hookspec
 def craft_register_aggregators(register: Callable[[str, Callable[..., Aggregator]], None]) -> None:
-    """Call ``register(name, factory)`` for each rule.
+    """Register rules: call ``register(name, factory)`` for each.
 
-    ``factory`` takes the rule's options as keyword arguments. Annotated ones are checked, listed
-    and read from text (``float``, ``int``, ``bool``, ``str``, ``Literal[...]``, unions with None).
+    ``factory`` is a class or function with annotated keyword options that returns an
+    :class:`~craft_adapters.Aggregator`; see :func:`craft_adapters.get_aggregator`.
     """
 
 
 @hookspec
 def craft_register_adapters(register: Callable[[AdapterDescriptor], None]) -> None:
-    """Call ``register(descriptor)`` for each host adapter. Do not import the host."""
+    """Register host adapters: call ``register(descriptor)`` for each."""
 
 
 @hookspec
 def craft_round_end(report: AggregationReport) -> None:
-    """Called after each round of a rule from ``get_aggregator``, with its report."""
+    """Called with the report of every round of a rule that ``get_aggregator`` has made.
+
+    An implementation that raises is warned about once and never stops a round, except in strict
+    mode.
+    """

@@ -1,0 +1,292 @@
+"""The command line, in fresh processes where it matters what is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from craft_adapters import plugins
+from craft_adapters.cli import main
+from craft_adapters.errors import UnsupportedSetup
+from craft_adapters.plugins import AdapterDescriptor, PluginManager, get_plugin_manager
+
+PLUGIN = """
+from typing import Literal
+from craft_adapters.plugins import AdapterDescriptor, hookimpl
+
+print("a plug-in that talks")
+
+class Strange:
+    def __repr__(self):
+        return "[bold]strange[/bold]"
+
+def a_rule_with_quite_a_long_name(
+    *, alpha: float, bound: float = float("inf"), choice: Literal[1, "two"] = 1,
+    what=Strange(), words: dict[str, list[int]] | None = None
+): ...
+
+@hookimpl
+def craft_register_aggregators(register):
+    register("a_rule_with_quite_a_long_name_that_would_not_fit_into_a_narrow_terminal",
+             a_rule_with_quite_a_long_name)
+
+@hookimpl
+def craft_register_adapters(register):
+    register(AdapterDescriptor("here", "click", ("0.0",), "here", "s" * 200, load=dict))
+    register(AdapterDescriptor("there", "no-such-host", (), None, "", load=dict))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("CRAFT_ADAPTERS_STRICT", "CRAFT_ADAPTERS_PLUGINS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    get_plugin_manager.cache_clear()
+    yield
+    get_plugin_manager.cache_clear()
+
+
+@pytest.fixture
+def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two strangers' plug-ins on the path: one that works and one that is broken."""
+    for name, body in {"cli_works": PLUGIN, "cli_broken": "1 / 0"}.items():
+        (tmp_path / f"{name}.py").write_text(body)
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[craft_adapters]\n{name} = {name}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cli_works", raising=False)
+    return tmp_path
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words))
+
+
+def process(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Call it in a fresh process; the last line of stderr says which packages it imported."""
+    code = (
+        "import sys, atexit\n"
+        "seen = ('torch', 'fedml', 'flwr', 'nvflare', 'rich')\n"
+        "atexit.register(lambda: print([n for n in seen if n in sys.modules], file=sys.stderr))\n"
+        "from craft_adapters.cli import main\nmain(prog_name='craft-adapters')"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("CRAFT_")}
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+# --- Help and version -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("--help",), ("list", "--help"), ("fedml", "--help")])
+def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
+    done = process(*words)
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: craft-adapters")
+    assert done.stderr == "[]\n"
+
+
+def test_version() -> None:
+    assert call("--version").output.strip().endswith(version("craft-adapters"))
+
+
+# --- list -------------------------------------------------------------------------------------
+
+
+def test_list_imports_no_host(strangers: Path) -> None:
+    """Even where it could be imported: a stand-in that is first on the path would be seen."""
+    for host in ("fedml", "flwr", "nvflare"):
+        (strangers / f"{host}.py").write_text("")
+    done = process("list", "--json", path=strangers)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "['torch']"
+    listed = json.loads(done.stdout)
+    assert {"craft", "fedavg"} <= {rule["name"] for rule in listed["aggregators"]}
+
+
+def test_list_as_json(strangers: Path) -> None:
+    done = call("list", "--json")
+    assert done.exit_code == 0, done.output
+    assert "a plug-in that talks" in done.stderr
+    listed = json.loads(done.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert listed["version"] == version("craft-adapters")
+    rules = {rule["name"]: rule for rule in listed["aggregators"]}
+    craft = {option["name"]: option for option in rules["craft"]["options"]}
+    assert craft["beta"] == {
+        "name": "beta",
+        "type": "float",
+        "required": False,
+        "default": 0.9,
+        "choices": [],
+    }
+    assert craft["reference"]["choices"] == ["previous", "zero", "ema"]
+    (long,) = (name for name in rules if name.startswith("a_rule"))
+    options = {option["name"]: option for option in rules[long]["options"]}
+    assert options["alpha"]["required"] is True
+    assert options["bound"]["default"] == "inf"
+    assert options["choice"]["choices"] == [1, "two"]
+    assert options["what"]["default"] == "[bold]strange[/bold]"
+    adapters = {adapter["name"]: adapter for adapter in listed["adapters"]}
+    assert adapters["here"]["found"] == version("click")
+    assert adapters["here"]["tested"] == ["0.0"]
+    assert adapters["there"]["found"] is None
+    broken = {plugin["name"]: plugin for plugin in listed["broken"]}
+    assert broken["cli_broken"]["distribution"] == "cli_broken"
+    assert broken["cli_broken"]["reason"].startswith("import failed: ZeroDivisionError")
+
+
+@pytest.mark.usefixtures("strangers")
+def test_list_as_text() -> None:
+    done = call("list")
+    assert done.exit_code == 0, done.output
+    text = done.stdout
+    assert "\x1b" not in text
+    assert "  a_rule_with_quite_a_long_name_that_would_not_fit_into_a_narrow_terminal  (" in text
+    assert "alpha   float" in text and "(required)" in text
+    assert "dict[str, list[int]] | None" in text and "[bold]strange[/bold]" in text
+    assert "s" * 200 in text
+    assert f"{version('click')} (not tested)" in text and "not installed" in text
+    assert "cli_broken of cli_broken: import failed: ZeroDivisionError: division by zero" in text
+
+
+@pytest.mark.usefixtures("strangers")
+def test_a_narrow_terminal_breaks_no_option_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    text = call("list", "--plugins", "craft").stdout
+    assert "norm_threshold " in text and "client_length " in text
+    assert max(map(len, text.splitlines())) < 200
+
+
+@pytest.mark.usefixtures("strangers")
+def test_list_only_the_named() -> None:
+    listed = json.loads(call("list", "--json", "--plugins", "fedavg").stdout)
+    assert [rule["name"] for rule in listed["aggregators"]] == ["fedavg"]
+    assert listed["adapters"] == listed["broken"] == []
+    assert "none" in call("list", "--plugins", "fedavg").stdout
+    done = call("list", "--plugins", "fedvag")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: no plug-in is named 'fedvag'")
+    assert "did you mean 'fedavg'" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("strangers")
+def test_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRAFT_ADAPTERS_STRICT", "1")
+    done = call("list", "--plugins", "cli_broken")
+    assert done.exit_code == 1
+    assert done.stderr == (
+        "Error: plug-in 'cli_broken' of cli_broken: "
+        "import failed: ZeroDivisionError: division by zero\n"
+    )
+
+
+# --- fedml ------------------------------------------------------------------------------------
+
+
+class Adapter(types.SimpleNamespace):
+    """Stands for ``craft_adapters.fedml``."""
+
+    def __init__(self, error: BaseException | None = None, missing: str = "") -> None:
+        super().__init__(calls=[], error=error, missing=missing)
+
+    def load(self) -> Adapter:
+        return self
+
+    def install(self) -> None:
+        if self.missing:
+            raise ImportError(self.missing)
+
+    def run_script(self, script: str, args: list[str]) -> None:
+        self.calls.append((script, args))
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "main.py"
+    path.write_text("")
+    return str(path)
+
+
+def use(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> Adapter:
+    found = AdapterDescriptor("fedml", "fedml", (), "fedml", "", adapter.load)
+    monkeypatch.setattr(plugins, "get_adapter", {"fedml": found}.__getitem__)
+    return adapter
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--cf", "config.yaml", "--help"],
+        ["-x", "--", "--json", "--version", "-h"],
+        ["--rank=0", "train", "--unknown", "-vvv", ""],
+    ],
+)
+def test_arguments_go_to_the_script(
+    words: list[str], script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = use(Adapter(), monkeypatch)
+    done = call("fedml", script, *words)
+    assert (done.exit_code, done.output) == (0, "")
+    assert adapter.calls == [(script, words)]
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    done = call("fedml", str(tmp_path / "none.py"))
+    assert done.exit_code == 2
+    assert "does not exist" in done.stderr
+
+
+@pytest.mark.parametrize("message", ["FedML is not\ninstalled", "get 'craft-adapters[fedml]'"])
+def test_a_missing_host(message: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = use(Adapter(missing=message), monkeypatch)
+    done = call("fedml", script)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1
+    assert done.stderr.count("craft-adapters[fedml]") == 1
+    assert adapter.calls == []
+
+
+def test_our_errors_are_one_line(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(Adapter(UnsupportedSetup("backend 'X':\nno seam")), monkeypatch)
+    done = call("fedml", script)
+    assert (done.exit_code, done.stderr) == (1, "Error: backend 'X': no seam\n")
+
+
+@pytest.mark.parametrize("error", [ImportError("mine"), ValueError("mine"), SystemExit(3)])
+def test_the_scripts_own_errors_are_the_scripts_own(
+    error: BaseException, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(Adapter(error), monkeypatch)
+    done = call("fedml", script)
+    assert done.exit_code == (3 if isinstance(error, SystemExit) else 1)
+    assert done.stderr == ""
+    assert isinstance(error, SystemExit) or done.exception is error
+
+
+def test_without_the_adapter(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "get_adapter", PluginManager([]).get_adapter)
+    done = call("fedml", script)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("Error: no adapter is named 'fedml'; none is registered")
