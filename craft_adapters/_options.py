@@ -7,6 +7,7 @@ A stranger's factory with annotated keyword options is treated as the bundled ru
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -38,12 +39,14 @@ class Option:
         type: The type as text, ``"float | None"``; ``"any"`` if the factory does not say.
         default: The default; ``inspect.Parameter.empty`` if there is none.
         choices: The words (or numbers) of a ``Literal``; empty for other types.
+        python_only: Whether no text gives a value: a config can only leave it out (or say none).
     """
 
     name: str
     type: str
     default: object
     choices: tuple[object, ...] = ()
+    python_only: bool = False
 
     @property
     def required(self) -> bool:
@@ -77,7 +80,7 @@ def coerce(
     Numbers may be text (``"1e-3"``, ``"1_000"``, ``".5"``) and must be finite; an ``int`` takes
     ``1e2`` and refuses ``1.5``; a ``bool`` takes true and false only and is no number; ``""``,
     ``"none"`` and ``"null"`` are None where None is allowed; a ``Literal`` takes its words only;
-    callables and objects can be given in Python only. Options without a type hint, and hints that
+    functions and objects can be given in Python only. Options without a type hint, and hints that
     are none of these (``list[float]``), pass as they are.
 
     Args:
@@ -250,11 +253,10 @@ def _read_callable(value: object) -> object:
 
 def _read_choice(choices: tuple[object, ...], value: object) -> object:
     for choice in choices:
-        # By type too: True == 1, and an array compares entry by entry.
-        same = isinstance(value, type(choice)) and isinstance(value, bool) == isinstance(
-            choice, bool
-        )
-        if same and choice == value:
+        # By type too: an array compares entry by entry. True and False are single: True == 1.
+        if value is choice or (
+            isinstance(value, type(choice)) and not isinstance(value, bool) and value == choice
+        ):
             return choice
     for choice in choices:  # the text of a number, "2" for Literal[2]
         if isinstance(value, str) and not isinstance(choice, str) and str(choice) == value.strip():
@@ -281,7 +283,9 @@ _SIMPLE = {
     str: _Form(7, "str", ("text",), _read_str),
 }
 _EXACT_INT = _Form(3, "int", ("a whole number",), _read_exact_int)
-_CALLABLE = _Form(6, "callable", ("a callable (in Python only)",), _read_callable)
+_FUNCTION = _Form(6, "function", ("a function (in Python only)",), _read_callable)
+_INSTANCE_RANK = 5
+_PYTHON_ONLY = frozenset({_INSTANCE_RANK, _FUNCTION.rank})
 
 
 def _form(hint: Any) -> _Form:
@@ -297,15 +301,25 @@ def _form(hint: Any) -> _Form:
         read = functools.partial(_read_choice, choices)
         return _Form(0, " | ".join(words), words, read, choices)
     if hint is Callable or origin is Callable:
-        return _CALLABLE
+        return _FUNCTION
     # list[float] passes for a type on Python 3.10, but not for isinstance.
     if origin is None and isinstance(hint, type):
         if hint in _SIMPLE:
             return _SIMPLE[hint]
-        allowed = (f"a {hint.__name__} object (in Python only)",)
-        return _Form(5, hint.__name__, allowed, functools.partial(_read_instance, hint))
+        name = _import_name(hint)
+        allowed = (f"a {name} object (in Python only)",)
+        return _Form(_INSTANCE_RANK, name, allowed, functools.partial(_read_instance, hint))
     label = str(getattr(hint, "__forward_arg__", hint)).removeprefix("typing.")
     return _Form(8, label, ("anything",), _read_any)
+
+
+def _import_name(cls: type) -> str:
+    """``torch.device``: where a user imports it from, not the private module that holds it."""
+    package = cls.__module__.partition(".")[0]
+    with contextlib.suppress(Exception):  # a stranger's package may have its own __getattr__
+        if package != "builtins" and getattr(sys.modules[package], cls.__name__) is cls:
+            return f"{package}.{cls.__name__}"
+    return cls.__name__
 
 
 def _alternatives(hint: Any) -> Iterable[Any]:
@@ -314,6 +328,10 @@ def _alternatives(hint: Any) -> Iterable[Any]:
     if get_origin(hint) in (Union, types.UnionType):
         for part in get_args(hint):
             yield from _alternatives(part)
+    elif get_origin(hint) is Literal and None in get_args(hint):
+        if words := tuple(word for word in get_args(hint) if word is not None):
+            yield Literal[words]
+        yield None
     else:
         yield hint
 
@@ -363,6 +381,7 @@ def _parameter(parameter: inspect.Parameter, namespace: dict[str, Any]) -> _Para
         type=" | ".join(form.label for form in forms),
         default=parameter.default,
         choices=tuple(choice for form in forms for choice in form.choices),
+        python_only={form.rank for form in forms} - {_NONE.rank} <= _PYTHON_ONLY,
     )
     return _Parameter(option, tuple(forms))
 

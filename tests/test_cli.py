@@ -29,9 +29,13 @@ class Strange:
     def __repr__(self):
         return "[bold]strange[/bold]"
 
+class Stranger:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
 def a_rule_with_quite_a_long_name(
     *, alpha: float, bound: float = float("inf"), choice: Literal[1, "two"] = 1,
-    what=Strange(), words: dict[str, list[int]] | None = None
+    what=Strange(), words: dict[str, list[int]] | None = None, more=Stranger(), key=len
 ): ...
 
 @hookimpl
@@ -43,6 +47,21 @@ def craft_register_aggregators(register):
 def craft_register_adapters(register):
     register(AdapterDescriptor("here", "click", ("0.0",), "here", "s" * 200, load=dict))
     register(AdapterDescriptor("there", "no-such-host", (), None, "", load=dict))
+    register(AdapterDescriptor("nowhere", "", (), None, "", load=dict))
+"""
+
+STAND_IN = """
+import runpy, sys, types
+from craft_adapters.plugins import AdapterDescriptor, hookimpl
+
+def run_script(script, args):
+    sys.argv = [script, *args]
+    runpy.run_path(script, run_name="__main__")
+
+@hookimpl
+def craft_register_adapters(register):
+    module = types.SimpleNamespace(install=lambda: None, run_script=run_script)
+    register(AdapterDescriptor("fedml", None, (), "fedml", "a stand-in", load=lambda: module))
 """
 
 
@@ -57,8 +76,9 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two strangers' plug-ins on the path: one that works and one that is broken."""
-    for name, body in {"cli_works": PLUGIN, "cli_broken": "1 / 0"}.items():
+    """Strangers' plug-ins on the path: one works, one is broken, one stands for FedML's adapter."""
+    plugins = {"cli_works": PLUGIN, "cli_broken": "1 / 0", "cli_stand_in": STAND_IN}
+    for name, body in plugins.items():
         (tmp_path / f"{name}.py").write_text(body)
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
@@ -73,10 +93,12 @@ def call(*words: str) -> Result:
     return CliRunner().invoke(main, list(words))
 
 
-def process(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+def process(
+    *words: str, path: Path | None = None, before: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Call it in a fresh process; the last line of stderr says which packages it imported."""
     code = (
-        "import sys, atexit\n"
+        f"import sys, atexit\n{before}\n"
         "seen = ('torch', 'fedml', 'flwr', 'nvflare', 'rich')\n"
         "atexit.register(lambda: print([n for n in seen if n in sys.modules], file=sys.stderr))\n"
         "from craft_adapters.cli import main\nmain(prog_name='craft-adapters')"
@@ -86,7 +108,8 @@ def process(*words: str, path: Path | None = None) -> subprocess.CompletedProces
         environment["PYTHONPATH"] = str(path)
     return subprocess.run(
         [sys.executable, "-c", code, *words],
-        env=environment,
+        env={**environment, **variables},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
@@ -136,7 +159,9 @@ def test_list_as_json(strangers: Path) -> None:
         "required": False,
         "default": 0.9,
         "choices": [],
+        "python_only": False,
     }
+    assert [name for name, option in craft.items() if option["python_only"]] == ["layout"]
     assert craft["reference"]["choices"] == ["previous", "zero", "ema"]
     (long,) = (name for name in rules if name.startswith("a_rule"))
     options = {option["name"]: option for option in rules[long]["options"]}
@@ -144,10 +169,12 @@ def test_list_as_json(strangers: Path) -> None:
     assert options["bound"]["default"] == "inf"
     assert options["choice"]["choices"] == [1, "two"]
     assert options["what"]["default"] == "[bold]strange[/bold]"
+    assert options["more"]["default"].startswith("<Stranger instance at")
+    assert options["key"]["default"] == "len"
     adapters = {adapter["name"]: adapter for adapter in listed["adapters"]}
     assert adapters["here"]["found"] == version("click")
     assert adapters["here"]["tested"] == ["0.0"]
-    assert adapters["there"]["found"] is None
+    assert adapters["there"]["found"] is adapters["nowhere"]["found"] is None
     broken = {plugin["name"]: plugin for plugin in listed["broken"]}
     assert broken["cli_broken"]["distribution"] == "cli_broken"
     assert broken["cli_broken"]["reason"].startswith("import failed: ZeroDivisionError")
@@ -162,6 +189,8 @@ def test_list_as_text() -> None:
     assert "  a_rule_with_quite_a_long_name_that_would_not_fit_into_a_narrow_terminal  (" in text
     assert "alpha   float" in text and "(required)" in text
     assert "dict[str, list[int]] | None" in text and "[bold]strange[/bold]" in text
+    assert "craft_adapters.Layout | None (in Python only)" in text
+    assert "'layer' | 'model' | 'tensor' | function" in text and "str | torch.device" in text
     assert "s" * 200 in text
     assert f"{version('click')} (not tested)" in text and "not installed" in text
     assert "cli_broken of cli_broken: import failed: ZeroDivisionError: division by zero" in text
@@ -274,15 +303,56 @@ def test_our_errors_are_one_line(script: str, monkeypatch: pytest.MonkeyPatch) -
     assert (done.exit_code, done.stderr) == (1, "Error: backend 'X': no seam\n")
 
 
-@pytest.mark.parametrize("error", [ImportError("mine"), ValueError("mine"), SystemExit(3)])
-def test_the_scripts_own_errors_are_the_scripts_own(
-    error: BaseException, script: str, monkeypatch: pytest.MonkeyPatch
+def test_a_host_that_is_really_missing(script: str) -> None:
+    done = process("fedml", script, "--cf", "x", before="sys.modules['fedml'] = None")
+    assert (done.returncode, done.stdout) == (1, "")
+    *_, error, _imported = done.stderr.splitlines()
+    assert error.startswith("Error: ") and error.count("craft-adapters[fedml]") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "last"),
+    [
+        ("import nowhere_to_be_found", 1, "ModuleNotFoundError: No module named 'nowhere_to_be_"),
+        ("raise ValueError('mine')", 1, "ValueError: mine"),
+        # What click would end without a traceback, a broken pipe without a word.
+        ("raise BrokenPipeError(errno.EPIPE, 'mine')", 1, "BrokenPipeError: [Errno"),
+        ("input()", 1, "EOFError: EOF when reading a line"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+        ("raise click.ClickException('mine')", 1, "click.exceptions.ClickException: mine"),
+        ("raise click.Abort", 1, "click.exceptions.Abort"),
+    ],
+)
+def test_the_scripts_own_errors_keep_their_traceback(
+    body: str, code: int, last: str, strangers: Path, script: str
 ) -> None:
-    use(Adapter(error), monkeypatch)
-    done = call("fedml", script)
-    assert done.exit_code == (3 if isinstance(error, SystemExit) else 1)
-    assert done.stderr == ""
-    assert isinstance(error, SystemExit) or done.exception is error
+    Path(script).write_text(f"import errno, click\n{body}\n")
+    only = {"CRAFT_ADAPTERS_PLUGINS": "cli_stand_in"}
+    done = process("fedml", script, path=strangers, **only)
+    assert done.returncode == code
+    lines = done.stderr.splitlines()
+    assert "Traceback (most recent call last):" in lines
+    assert f'  File "{script}", line 2, in <module>' in lines
+    assert lines[-2].startswith(last)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "error"),
+    [
+        ("print(sys.argv[1:])", 0, ""),
+        ("print(sys.argv[1:]); sys.exit(3)", 3, ""),
+        ("print(sys.argv[1:]); sys.exit('bye')", 1, "bye\n"),
+    ],
+)
+def test_the_scripts_own_end(
+    body: str, code: int, error: str, strangers: Path, script: str
+) -> None:
+    Path(script).write_text(f"import sys\n{body}\n")
+    only = {"CRAFT_ADAPTERS_PLUGINS": "cli_stand_in"}
+    done = process("fedml", script, "--help", "--cf", "x.yaml", path=strangers, **only)
+    assert (done.returncode, done.stdout) == (code, "['--help', '--cf', 'x.yaml']\n")
+    assert done.stderr == f"{error}[]\n"
 
 
 def test_without_the_adapter(script: str, monkeypatch: pytest.MonkeyPatch) -> None:

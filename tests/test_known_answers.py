@@ -182,7 +182,7 @@ def test_exception(name: str, kind: Kind, device: torch.device) -> None:
 
 @pytest.mark.parametrize("kind", ["state", "update"])
 def test_cancelled_step_is_exactly_zero(kind: Kind, device: torch.device) -> None:
-    """Rounding noise must not become a unit reference: the design's guard, not the official code."""
+    """Rounding noise must not become a unit reference: the design's guard."""
     step, _, rule = craft_round(CASES["craft_opposite_equal_weights"], kind, device)
     assert not step.any()
     assert not rule.state_dict()["reference"][ENTRY].any()

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 Targets = Literal["examples", "uniform", "sqrt"] | Callable[[Any], Any]
 
 
-class Layout:
-    """Stands for an object that only Python can give."""
-
-
 class Rule:
     def __init__(
         self,
@@ -38,7 +34,7 @@ class Rule:
         reference: Literal["previous", "zero", "ema"] = "previous",
         targets: Targets = "examples",
         device: str = "auto",
-        layout: Layout | None = None,
+        layout: Fraction | None = None,  # an object that only Python can give
         anything=None,
     ) -> None:
         self.given = {name: value for name, value in locals().items() if name != "self"}
@@ -200,6 +196,24 @@ def test_a_choice_called_none_is_the_word() -> None:
     assert coerce(rule, {"clipping": ""}) == {"clipping": None}
 
 
+def test_none_among_the_choices() -> None:
+    def rule(*, clipping: Literal["norm", None] = None, nothing: Literal[None] = None) -> None: ...
+
+    assert [option.type for option in describe(rule)] == ["'norm' | None", "None"]
+    assert coerce(rule, {"clipping": "null", "nothing": ""}) == {"clipping": None, "nothing": None}
+    assert "clipping must be 'norm' or none, got 'x'" in refuse(rule, {"clipping": "x"})
+
+
+def test_true_among_the_choices_is_not_one() -> None:
+    def rule(*, clip: Literal[True, "auto"] = "auto", depth: Literal[1, 2] = 1) -> None: ...
+
+    assert coerce(rule, {"clip": True})["clip"] is True
+    for value in (1, 1.0, False, np.ones(2)):
+        refuse(rule, {"clip": value})
+    for value in (True, 1.0, "1.0"):
+        refuse(rule, {"depth": value})
+
+
 def test_text() -> None:
     assert one("device", "cuda:0") == "cuda:0"
     assert one("device", "none") == "none"
@@ -213,15 +227,16 @@ def test_a_callable_beside_words() -> None:
     assert one("targets", "sqrt") == "sqrt"
     assert one("targets", len) is len
     assert refuse(Rule, {"targets": "len"}).endswith(
-        "must be 'examples', 'uniform', 'sqrt' or a callable (in Python only), got 'len'"
+        "must be 'examples', 'uniform', 'sqrt' or a function (in Python only), got 'len'"
     )
 
 
 def test_an_object() -> None:
-    layout = Layout()
+    layout = Fraction(1, 2)
     assert one("layout", layout) is layout
-    assert "must be a Layout object (in Python only) or none" in refuse(Rule, {"layout": "x"})
-    refuse(Rule, {"layout": Layout})
+    message = refuse(Rule, {"layout": "x"})
+    assert "layout must be a fractions.Fraction object (in Python only) or none, got 'x'" in message
+    refuse(Rule, {"layout": Fraction})
 
 
 def test_values_that_are_too_long_to_show_are_cut() -> None:
@@ -289,6 +304,23 @@ def test_a_hint_for_type_checkers_only_does_not_spoil_the_others() -> None:
     assert describe(rule)[0].type == "Missing | None"
 
 
+def test_a_class_that_its_package_does_not_show_is_listed_by_its_own_name() -> None:
+    class Inner: ...
+
+    def rule(*, inner=None) -> None: ...
+
+    rule.__annotations__["inner"] = Inner
+    assert describe(rule)[0].type == "Inner | None"
+
+
+def test_hints_that_cannot_be_read_at_all() -> None:
+    def rule(*, a=1, b=2.0) -> None: ...
+
+    rule.__annotations__ = {"a": "no such ( hint", "b": "1 / 0"}
+    assert coerce(rule, {"a": "x", "b": "y"}) == {"a": "x", "b": "y"}
+    assert [option.type for option in describe(rule)] == ["no such ( hint", "1 / 0"]
+
+
 def test_keyword_arguments_of_any_name() -> None:
     def rule(*, step: float = 1.0, **others: object) -> None: ...
 
@@ -353,11 +385,14 @@ def test_describe() -> None:
     assert options["threshold"] == Option("threshold", "float", 1e-6)
     assert options["targets"] == Option(
         "targets",
-        "'examples' | 'uniform' | 'sqrt' | callable",
+        "'examples' | 'uniform' | 'sqrt' | function",
         "examples",
         ("examples", "uniform", "sqrt"),
     )
-    assert options["layout"].type == "Layout | None"
+    assert options["layout"] == Option(
+        "layout", "fractions.Fraction | None", None, python_only=True
+    )
+    assert [o.name for o in options.values() if o.python_only] == ["layout"]
     assert options["anything"].type == "any"
     assert inspect.Parameter.empty not in [option.default for option in options.values()]
 
@@ -367,5 +402,8 @@ def test_craft() -> None:
 
     raw: dict[str, object] = {"server_lr": "1e-1", "targets": "uniform", "client_length": "none"}
     assert coerce(Craft, raw) == {"server_lr": 0.1, "targets": "uniform", "client_length": None}
-    assert "layout" in {option.name for option in describe(Craft)}
+    options = {option.name: option for option in describe(Craft)}
+    assert options["device"].type == "str | torch.device"
+    assert options["layout"].type == "craft_adapters.Layout | None"
+    assert [o.name for o in options.values() if o.python_only] == ["layout"]
     assert "did you mean 'steady'" in refuse(Craft, {"scale": "stedy"})

@@ -367,8 +367,9 @@ def test_an_observer_that_raises_is_warned_about_once(site: Site) -> None:
         other.aggregate({}, [])
     assert len(sys.modules[module].seen) == 3
     strict = PluginManager(site.points(), strict=True).get_aggregator("mine")
-    with pytest.raises(PluginError, match="OSError: full"):
+    with pytest.raises(PluginError, match="OSError: full") as raised:
         strict.aggregate({}, [])
+    assert isinstance(raised.value.__cause__, OSError)
 
 
 def test_a_rule_with_observers_can_be_copied_and_pickled(site: Site) -> None:
@@ -415,6 +416,86 @@ def test_the_top_of_the_package() -> None:
     assert craft_adapters.__version__
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = craft_adapters.nothing
+
+
+def test_everything_at_once_on_a_real_path(site: Site, tmp_path: Path) -> None:
+    """Found as installed distributions are, in a fresh process, beside the bundled ones."""
+    for number, (body, _) in enumerate(BROKEN.values()):
+        site.add(f"broken-{number:02}", f"bad_{number:02}", body)
+    site.add("a-good-one", "good", GOOD)
+    site.add("a-late-one", "late", GOOD)
+    takes = "@hookimpl\ndef craft_register_aggregators(register): register('craft', Rule)"
+    site.add("aaa-thief", "thief", takes)
+    twin = Site(tmp_path / "twin")
+    twin.folder.mkdir()
+    twin.declare("A.Good_One", "[craft_adapters]\ngood = older.place\nolder = older.place\n")
+    body = "@hookimpl\ndef craft_round_end(report): print('told', report.rule, report.round)"
+    site.add("watcher", "watcher", body)
+    site.add("watcher-bad", "watcher_bad", "@hookimpl\ndef craft_round_end(report): 1 / 0")
+    code = """
+        import json, torch, warnings
+        from craft_adapters import ClientUpdate, get_aggregator
+        from craft_adapters.plugins import get_plugin_manager
+
+        rule = get_aggregator("craft")
+        updates = [ClientUpdate(i, 1, {"w": torch.eye(3)[i]}) for i in range(2)]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for round in range(2):
+                rule.aggregate({"w": torch.zeros(3)}, updates)
+        manager = get_plugin_manager()
+        broken = {plugin.name: plugin.reason for plugin in manager.broken}
+        print(json.dumps([
+            type(rule).__module__, list(manager.aggregators), broken,
+            [str(warning.message) for warning in caught],
+        ]))
+    """
+    path = os.pathsep.join([str(site.folder), str(twin.folder)])
+    done = site.run(textwrap.dedent(code), PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    *told, last = done.stdout.splitlines()
+    assert told == ["told craft 0", "told craft 1"]
+    module, rules, broken, warned = json.loads(last)
+    assert module == "craft_adapters.aggregators.craft"
+    assert {"craft", "fedavg", "mine"} <= set(rules) and "half" not in rules
+    reasons = {f"bad_{number:02}": reason for number, (_, reason) in enumerate(BROKEN.values())}
+    reasons |= {
+        "late": "the rule name 'mine' is taken by plug-in 'good' of a-good-one",
+        "thief": "the rule name 'craft' is taken by plug-in 'craft' of craft-adapters",
+    }
+    for name, reason in reasons.items():  # whose name a broken one takes, another test says
+        assert reason.replace("broken-one", "").split("'bad'")[0] in broken[name]
+    assert not {"older", "good", "watcher"} & set(broken)
+    (message,) = warned
+    assert message.startswith(
+        "craft_round_end of plug-in 'watcher_bad' of watcher-bad failed: Zero"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (
+            {"CRAFT_ADAPTERS_STRICT": "1", "CRAFT_ADAPTERS_PLUGINS": "good,bad"},
+            "PluginError: plug-in 'bad' of broken-one: import failed: ZeroDivisionError: division",
+        ),
+        (
+            {"CRAFT_ADAPTERS_PLUGINS": "goood"},
+            "OptionError: no plug-in is named 'goood' (in CRAFT_ADAPTERS_PLUGINS); did you mean",
+        ),
+        ({"CRAFT_ADAPTERS_STRICT": "1", "CRAFT_ADAPTERS_PLUGINS": "good"}, ""),
+    ],
+)
+def test_the_switches_on_a_real_path(variables: dict[str, str], expected: str, site: Site) -> None:
+    site.add("a-good-one", "good", GOOD, header="from craft_adapters.plugins import *\nRule = dict")
+    site.add("broken-one", "bad", "1 / 0", header="")
+    code = "from craft_adapters.plugins import *\nprint(available_aggregators())"
+    done = site.run(code, **variables)
+    if expected:
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith(f"craft_adapters.errors.{expected}")
+    else:
+        assert (done.stdout, done.stderr) == ("('mine',)\n", "")
 
 
 def imported(site: Site, code: str) -> Mapping[str, bool]:

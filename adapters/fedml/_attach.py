@@ -49,7 +49,7 @@ class Aggregate:
                 global_state,
                 raw_grad_list,
                 identify(raw_grad_list, received),
-                self._server_aggregator.args.round_idx,
+                getattr(self._server_aggregator.args, "round_idx", None),
             )
 
         args = self._server_aggregator.args

@@ -30,7 +30,8 @@ def enabled(args: Any) -> bool:
         OptionError: ``enable_craft`` is neither true nor false.
     """
     value = getattr(args, "enable_craft", False)
-    return bool(coerce(_enabling, {"enable_craft": value})["enable_craft"])
+    typed = coerce(_enabling, {"enable_craft": value}, owner="the FedML config")
+    return bool(typed["enable_craft"])
 
 
 def warn_if_forgotten(args: Any) -> None:
@@ -93,18 +94,23 @@ class Settings:
     ) -> Settings:
         """What the caller of ``wrap`` says, over what the config says.
 
+        A caller who names a rule or brings one gives its options too: those in the config may be
+        another rule's. The adapter's own keys are taken from the config either way.
+
         Raises:
             OptionError: see :meth:`from_args`; also options for a rule that is an object already.
         """
-        given = {**_given(args), **options}
+        configured = _given(args)
         if aggregator is not None:
-            given["aggregator"] = aggregator
-        return cls._of(given)
+            own = _own_keys()
+            configured = {key: value for key, value in configured.items() if key in own}
+            configured["aggregator"] = aggregator
+        return cls._of({**configured, **options})
 
     @classmethod
     def _of(cls, given: Mapping[str, Any]) -> Settings:
         rule = given.get("aggregator", "craft")
-        own = {option.name for option in describe(_adapter)}
+        own = _own_keys()
         adapter = {key: value for key, value in given.items() if key in own}
         options = {key: value for key, value in given.items() if key not in {*own, "aggregator"}}
         if isinstance(rule, Aggregator):
@@ -119,7 +125,8 @@ class Settings:
         typed = coerce(_adapter, adapter, owner="the FedML adapter", prefix=_PREFIX)
         for key in ("state_path", "model_path", "report_path"):
             if typed.get(key) is not None:
-                typed[key] = Path(str(typed[key]))
+                # Relative to where the run was started, also if the script changes the folder.
+                typed[key] = Path(str(typed[key])).expanduser().absolute()
         return cls(rule, options, **typed)
 
     def new_rule(self) -> Aggregator:
@@ -127,6 +134,10 @@ class Settings:
         if isinstance(self.rule, Aggregator):
             return self.rule
         return get_plugin_manager().get_aggregator(self.rule, **self.options)
+
+
+def _own_keys() -> set[str]:
+    return {option.name for option in describe(_adapter)}
 
 
 def _given(args: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def _attached(server_aggregator: Any, args: Any) -> Aggregate:
     if isinstance(aggregate, Aggregate):
         if aggregate.explicit:
             return aggregate
-        del server_aggregator.aggregate  # of an earlier run of this process: a new server, a new rule
+        del server_aggregator.aggregate  # an earlier run's: a new server gets a new rule
     settings = Settings.from_args(args)
     if not settings.force:
         refuse_overridden(server_aggregator)

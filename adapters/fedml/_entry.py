@@ -19,7 +19,12 @@ from ._attach import step_of
 from ._config import Settings, enabled, warn_if_forgotten
 from ._failure import abort_on_error
 from ._patches import Patches
-from ._refusals import refuse_algorithm_flow, refuse_setup
+from ._refusals import (
+    refuse_algorithm_flow,
+    refuse_cross_cloud,
+    refuse_requirements,
+    refuse_setup,
+)
 from ._telemetry import needs_no_cloud
 
 __all__ = ["patch"]
@@ -39,17 +44,11 @@ def patch(patches: Patches) -> None:
     patches.replace(fedml, "init", _init)
     patches.replace(fedml.FedMLRunner, "__init__", _runner)
     patches.replace(SimulatorSingleProcess, "__init__", _simulator)
-    for entrance in (
-        SimulatorMPI,
-        SimulatorNCCL,
-        SiloServer,
-        SiloClient,
-        CloudServer,
-        CloudClient,
-        ServingServer,
-        ServingClient,
-    ):
+    direct = (SimulatorMPI, SimulatorNCCL, SiloServer, SiloClient, ServingServer, ServingClient)
+    for entrance in direct:
         patches.replace(entrance, "__init__", _constructor)
+    for entrance in (CloudServer, CloudClient):
+        patches.replace(entrance, "__init__", _cross_cloud)
     # fedml.cross_device needs MNN to be imported; its runs are refused by the other entrances.
 
 
@@ -62,7 +61,7 @@ def _init(original: Callable[..., Any]) -> Callable[..., Any]:
             args = fedml.load_arguments(fedml._global_training_type, fedml._global_comm_backend)
         warn_if_forgotten(args)
         if enabled(args):
-            refuse_setup(_with_defaults(args, fedml))
+            refuse_setup(_Defaulted(args, fedml))
             _check_options(args)
             # The environment check asks the vendor's server three times, without a timeout.
             check_env = check_env and not needs_no_cloud(args)
@@ -71,7 +70,7 @@ def _init(original: Callable[..., Any]) -> Callable[..., Any]:
     return init
 
 
-class _with_defaults:  # noqa: N801 - a view, used like a function
+class _Defaulted:
     """``args``, with what one-liners such as ``fedml.run_simulation`` set outside of it."""
 
     def __init__(self, args: Any, fedml: Any) -> None:
@@ -87,7 +86,8 @@ def _check_options(args: Any) -> None:
     """A wrong key or value is found before round 0; only the server needs the rule itself."""
     settings = Settings.from_args(args)
     if getattr(args, "backend", None) in ("sp", "MPI") or getattr(args, "rank", 0) == 0:
-        settings.new_rule()
+        rule = settings.new_rule()
+        refuse_requirements(rule.name, rule.requires)
 
 
 def _runner(original: Callable[..., None]) -> Callable[..., None]:
@@ -135,6 +135,20 @@ def _constructor(original: Callable[..., None]) -> Callable[..., None]:
         if _active(given):
             with abort_on_error(given["args"]):
                 refuse_setup(given["args"])
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _cross_cloud(original: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs).arguments
+        if _active(given):
+            with abort_on_error(given["args"]):
+                refuse_cross_cloud()
         original(self, *args, **kwargs)
 
     return __init__

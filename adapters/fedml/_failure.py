@@ -63,7 +63,11 @@ def _dismiss_clients(manager: Any) -> None:
     A client answers the finish message before it stops, and crashes if the server is gone by then;
     on GRPC, where answers wait in a queue, the server stays until all have come.
     """
-    clients = list(zip(manager.client_id_list_in_this_round, manager.data_silo_index_list, strict=False))
+    clients = zip(
+        getattr(manager, "client_id_list_in_this_round", None) or (),
+        getattr(manager, "data_silo_index_list", None) or (),
+        strict=False,
+    )
     queue = getattr(getattr(manager.com_manager, "grpc_servicer", None), "message_q", None)
     expected = 0 if queue is None else queue.qsize()
     for client, silo in clients:

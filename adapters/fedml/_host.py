@@ -26,8 +26,8 @@ def require_fedml() -> None:
         if (error.name or "").partition(".")[0] == "fedml":
             raise ImportError(_missing(), name="fedml") from error
         raise ImportError(
-            f"FedML is installed but does not import: {error}. Install {_EXTRA!r}, which also holds "
-            "what FedML needs and does not declare (setuptools<82 for pkg_resources)",
+            f"FedML is installed but does not import: {error}. Install {_EXTRA!r}, which also "
+            "holds what FedML needs and does not declare (setuptools<82 for pkg_resources)",
             name=error.name,
         ) from error
     if version is None:  # any folder called fedml on sys.path is imported as a namespace package

@@ -46,8 +46,9 @@ def read_model(path: Path, current: Mapping[str, Any]) -> OrderedDict[str, Any] 
     for name, value in current.items():
         if not isinstance(value, torch.Tensor):
             raise OptionError(
-                f"craft_model_path: the model's entry {name!r} is a {type(value).__name__}, and the "
-                "file holds tensors only; leave craft_model_path out and save the model yourself"
+                f"craft_model_path: the model's entry {name!r} is a {type(value).__name__}, and "
+                "the file holds tensors only; leave craft_model_path out and save the model "
+                "yourself"
             )
     if not path.exists():
         return None

@@ -11,14 +11,20 @@ from typing import Any
 
 from craft_adapters.errors import UnsupportedSetup
 
-__all__ = ["refuse_algorithm_flow", "refuse_overridden", "refuse_requirements", "refuse_setup"]
+__all__ = [
+    "refuse_algorithm_flow",
+    "refuse_cross_cloud",
+    "refuse_overridden",
+    "refuse_requirements",
+    "refuse_setup",
+]
 
 _SUMS = (
     "its workers multiply each model by its weight and send the sum over several clients, so that "
     "the server never sees a client's model"
 )
 _CORRECTIONS = (
-    "what its clients send is not their models (normalised gradients, control variates or momenta), "
+    "what its clients send is not their models (normalised gradients, control variates, momenta), "
     "and its server step belongs to it"
 )
 _OTHER = "its server does not average client models"
@@ -42,9 +48,10 @@ _DEFENCES = {
     "geo_median": "it replaces the aggregation by a geometric median",
     "wise_median": "it replaces the aggregation by a coordinate-wise median",
 }
+_WORKS = "use simulation (sp, MPI), cross_silo (horizontal), or fedml.serving.Server directly"
 _KEPT_DEFENCES = (
     "norm_diff_clipping, krum, multikrum, trimmed_mean, slsgd, crfl, foolsgold, 3sigma, "
-    "3sigma_foolsgold, 3sigma_geo, anomaly_detection"
+    "3sigma_foolsgold, anomaly_detection"
 )
 
 
@@ -80,14 +87,21 @@ def refuse_algorithm_flow() -> None:
     )
 
 
+def refuse_cross_cloud() -> None:
+    """Cross-cloud, by its config or by its classes used directly."""
+    raise UnsupportedSetup(
+        "training_type 'cross_cloud': FedML 0.9.6 needs the vendor's cloud to get past the first "
+        f"round, so it could not be tested; {_WORKS}"
+    )
+
+
 def refuse_overridden(server_aggregator: Any) -> None:
     """Raise if the user's ServerAggregator has an ``aggregate`` of its own."""
     from fedml.core.alg_frame.server_aggregator import ServerAggregator
 
     cls = type(server_aggregator)
-    if (
-        getattr(cls, "aggregate", None) is ServerAggregator.aggregate
-        and "aggregate" not in vars(server_aggregator)
+    if getattr(cls, "aggregate", None) is ServerAggregator.aggregate and "aggregate" not in vars(
+        server_aggregator
     ):
         return
     raise UnsupportedSetup(
@@ -100,16 +114,15 @@ def refuse_requirements(rule: str, requires: Iterable[str]) -> None:
     """Raise if a rule needs what FedML's clients do not report."""
     if needed := sorted(requires):
         raise UnsupportedSetup(
-            f"rule {rule!r} needs {' and '.join(needed)} from every client, and FedML's clients send "
-            "only their model and its number of examples; use a rule that needs no more, such as "
-            "craft"
+            f"rule {rule!r} needs {' and '.join(needed)} from every client, and FedML's clients "
+            "send only their model and its number of examples; use a rule that needs no more, such "
+            "as craft"
         )
 
 
 def _refuse_platform(args: Any) -> None:
     platform = getattr(args, "training_type", None)
     backend = getattr(args, "backend", None)
-    works = "use simulation (sp, MPI), cross_silo (horizontal), or fedml.serving.Server directly"
     if platform == "simulation" and backend not in (None, "sp", "MPI"):
         reason = (
             "FedML 0.9.6 comes without this backend, and its workers would send weighted sums, no "
@@ -121,15 +134,12 @@ def _refuse_platform(args: Any) -> None:
     if platform == "cross_device":
         raise UnsupportedSetup(
             "training_type 'cross_device': its models are MNN files, which FedML 0.9.6 reads as "
-            f"empty with the MNN releases to be had today; {works}"
+            f"empty with the MNN releases to be had today; {_WORKS}"
         )
     if platform == "cross_cloud":
-        raise UnsupportedSetup(
-            "training_type 'cross_cloud': FedML 0.9.6 needs the vendor's cloud to get past the "
-            f"first round, so it could not be tested; {works}"
-        )
+        refuse_cross_cloud()
     if platform not in (None, "simulation", "cross_silo", "fedml_serving"):
-        raise UnsupportedSetup(f"training_type {platform!r}: not known to this adapter; {works}")
+        raise UnsupportedSetup(f"training_type {platform!r}: not known to this adapter; {_WORKS}")
     scenario = getattr(args, "scenario", None)
     if platform == "cross_silo" and scenario not in (None, "horizontal"):
         raise UnsupportedSetup(
@@ -145,9 +155,7 @@ def _refuse_optimizer(args: Any) -> None:
     )
     if optimizer in (None, "FedAvg") or (sp and optimizer == "FedProx"):
         return
-    works = (
-        'use federated_optimizer: "FedAvg" or "FedProx"' if sp else 'use federated_optimizer: "FedAvg"'
-    )
+    works = 'use federated_optimizer: "FedAvg"' + (' or "FedProx"' if sp else "")
     if optimizer == "FedProx":
         reason = "outside the sp simulator, FedML 0.9.6 refuses it or stops at its first test"
     else:

@@ -34,7 +34,8 @@ def run_script(path: str | os.PathLike[str], args: Iterable[str] = ()) -> None:
     install()
     argv, first = sys.argv, sys.path[0]
     sys.argv = [os.fspath(path), *args]
-    sys.path[0] = os.fspath(script.resolve().parent)
+    if not getattr(sys.flags, "safe_path", False):  # python -P: no folder is put there
+        sys.path[0] = os.fspath(script.resolve().parent)
     try:
         runpy.run_path(os.fspath(path), run_name="__main__")
     finally:

@@ -16,7 +16,7 @@ import torch
 
 from craft_adapters import AggregationReport, ClientUpdate
 from craft_adapters._contract import ClientId
-from craft_adapters.errors import CraftError, NoUsableUpdates
+from craft_adapters.errors import NoUsableUpdates
 from craft_adapters.sinks import JsonlSink
 
 from ._config import Settings
@@ -48,7 +48,11 @@ class ServerStep:
         self.rule = settings.new_rule()
         refuse_requirements(self.rule.name, self.rule.requires)
         self._model = model
-        self._sink = JsonlSink(settings.report_path) if settings.report_path else None
+        for path in (settings.state_path, settings.model_path):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+        if settings.report_path:
+            JsonlSink(settings.report_path).close()  # a path that cannot be written is found now
         self._resume()
 
     def __call__(
@@ -56,7 +60,7 @@ class ServerStep:
         global_state: Mapping[str, Any],
         uploads: Sequence[Upload],
         clients: Sequence[ClientId],
-        round: int,
+        round: int | None,
     ) -> OrderedDict[str, Any]:
         """One round.
 
@@ -64,7 +68,7 @@ class ServerStep:
             global_state: The model that the clients started from. Not changed.
             uploads: FedML's list, after its own hooks. Not changed, nor are the state dicts.
             clients: The client of each upload.
-            round: The round's number, for the report.
+            round: The round's number, for the report; counted by the rule if None.
 
         Returns:
             The new global model, entry by entry on the device of the first upload (where FedML's
@@ -84,7 +88,7 @@ class ServerStep:
             if self._settings.on_empty_round == "raise":
                 raise
             logging.warning(
-                "%s: round %d: %s; the global model stays as it is", self.rule.name, round, error
+                "%s: round %s: %s; the global model stays as it is", self.rule.name, round, error
             )
             self._record({"rule": self.rule.name, "round": round, "skipped": str(error)})
             return _on_devices_of(uploads, deepcopy(OrderedDict(global_state)))
@@ -135,8 +139,9 @@ class ServerStep:
             )
 
     def _record(self, record: Mapping[str, Any]) -> None:
-        if self._sink:
-            self._sink.write(record)
+        if self._settings.report_path:
+            with JsonlSink(self._settings.report_path) as sink:  # FedML does not say when it ends
+                sink.write(record)
 
 
 def identify(

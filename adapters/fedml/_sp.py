@@ -19,6 +19,7 @@ from craft_adapters.errors import UnsupportedSetup
 
 from ._config import Settings, enabled
 from ._patches import Patches
+from ._refusals import refuse_setup
 from ._server_step import ServerStep, Upload
 
 __all__ = ["handed_over", "patch"]
@@ -79,18 +80,19 @@ def patch(patches: Patches) -> None:
         patches.replace(simulator, "_aggregate", _aggregate)
 
 
-def _init(simulator: type, original: Callable[..., None]) -> Callable[..., None]:
+def _init(simulator: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         step = _handed
         if step is None and not enabled(self.args):
             return
-        if type(self) is not simulator:  # HierarchicalTrainer and Group: _aggregate means otherwise
+        if type(self) is not simulator:  # HierarchicalTrainer and Group: groups, not clients
             raise UnsupportedSetup(
-                f"{type(self).__qualname__} derives from {simulator.__qualname__} and may aggregate "
-                "something else than client models; use FedAvg or FedProx"
+                f"{type(self).__qualname__} derives from {simulator.__qualname__} and may "
+                "aggregate something else than client models; use FedAvg or FedProx"
             )
+        refuse_setup(self.args)
         if step is None:
             step = ServerStep(Settings.from_args(self.args), self.model_trainer.model)
         setattr(self, _RUN, _Run(step, self.model_trainer))

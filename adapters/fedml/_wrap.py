@@ -9,7 +9,7 @@ from craft_adapters import Aggregator
 from craft_adapters.errors import UnsupportedSetup
 
 from ._attach import Aggregate, attach
-from ._config import Settings
+from ._config import Settings, enabled
 from ._install import install
 from ._refusals import refuse_overridden, refuse_setup
 from ._server_step import ServerStep
@@ -20,15 +20,15 @@ __all__ = ["wrap"]
 def wrap(server_aggregator: Any, aggregator: str | Aggregator | None = None, **options: Any) -> Any:
     """Replace the averaging of one FedML ServerAggregator object by a rule.
 
-    For ``FedMLRunner(..., server_aggregator=wrap(...))`` and the server classes. Where FedML ignores
-    its ``server_aggregator`` (sp, MPI), the rule runs all the same. It calls :func:`craft_adapters.
-    fedml.install`, and what is not given here is read from the config's ``craft_`` keys;
-    ``enable_craft`` need not be there, but ``enable_craft: false`` leaves the object as it is.
+    For ``FedMLRunner(..., server_aggregator=wrap(...))`` and the server classes. Where FedML
+    ignores its ``server_aggregator`` (sp, MPI), the rule runs all the same. What is not given here
+    is read from the config's ``craft_`` keys; ``enable_craft`` need not be there, but
+    ``enable_craft: false`` leaves the object as it is. Calls :func:`install`.
 
     Args:
         server_aggregator: A ``fedml.core.ServerAggregator``; changed and returned.
-        aggregator: A rule's name, or an Aggregator for this server alone. Default: the config's
-            ``craft_aggregator``, else ``"craft"``.
+        aggregator: A rule's name, or an Aggregator for this server alone; the config's options of
+            a rule are not used then. Default: the config's ``craft_aggregator``, else ``"craft"``.
         options: The rule's options, and the adapter's (``state_path``, ``model_path``,
             ``report_path``, ``on_empty_round``, ``force``), without the prefix ``craft_``.
 
@@ -44,7 +44,7 @@ def wrap(server_aggregator: Any, aggregator: str | Aggregator | None = None, **o
     """
     install()
     args = server_aggregator.args
-    if getattr(args, "enable_craft", True) is False:
+    if hasattr(args, "enable_craft") and not enabled(args):
         logging.info("craft-adapters: enable_craft is false, FedML's own averaging stays")
         return server_aggregator
     if isinstance(getattr(server_aggregator, "aggregate", None), Aggregate):

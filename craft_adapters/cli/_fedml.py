@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
+
+from ..errors import CraftError
 
 __all__ = ["fedml"]
 
@@ -32,4 +36,12 @@ def fedml(script: str, args: tuple[str, ...]) -> None:
         if wanted not in message:
             message += f"; install it with: pip install {wanted!r}"
         raise click.ClickException(message) from error
-    adapter.run_script(script, list(args))
+    try:
+        adapter.run_script(script, list(args))
+    except (CraftError, SystemExit):
+        raise
+    except BaseException as error:
+        # As Python would end: click takes some errors for its own (a broken pipe, the end of
+        # input, Ctrl-C) and would end without a traceback.
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import reprlib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -85,22 +86,29 @@ def _option(option: Option) -> dict[str, Any]:
         "required": option.required,
         "default": None if option.required else _plain(option.default),
         "choices": [_plain(choice) for choice in option.choices],
+        "python_only": option.python_only,
     }
 
 
 def _plain(value: object) -> str | int | float | bool | None:
-    """What JSON can say, else the text of it."""
+    """What JSON can say, else the text of it: of a function its name, without an address."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
-    return repr(value)
+    name = getattr(value, "__qualname__", None)
+    return name if isinstance(name, str) else _REPR.repr(value)  # a repr that fails is survived
+
+
+_REPR = reprlib.Repr()
+_REPR.maxother = 80
 
 
 # --- The same for people ----------------------------------------------------------------------
 
 
 _UNLIMITED = 10_000  # for a pipe or a file: no line is broken, whatever its length
+_NAMES = ("option", "adapter", "host", "install")  # columns to be copied: never broken
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -113,7 +121,7 @@ def _print(found: dict[str, Any]) -> None:
     _heading(console, "Aggregation rules")
     for rule in found["aggregators"]:
         console.print(f"  {rule['name']}  (plug-in {rule['plugin']!r} of {rule['distribution']})")
-        options = [(option["name"], option["type"], _default(option)) for option in rule["options"]]
+        options = [(option["name"], _type(option), _default(option)) for option in rule["options"]]
         _table(console, ("option", "type", "default"), options)
     _heading(console, "Host adapters")
     columns = ("adapter", "host", "found", "tested", "install", "summary")
@@ -126,6 +134,10 @@ def _print(found: dict[str, Any]) -> None:
 
 def _heading(console: Console, text: str) -> None:
     console.print(text, style="bold")
+
+
+def _type(option: dict[str, Any]) -> str:
+    return f"{option['type']} (in Python only)" if option["python_only"] else str(option["type"])
 
 
 def _default(option: dict[str, Any]) -> str:
@@ -153,9 +165,8 @@ def _table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="italic")
-    for number, column in enumerate(columns):
-        # The first column is a name, to be copied: never broken.
-        table.add_column(column, no_wrap=number == 0, overflow="fold")
+    for column in columns:
+        table.add_column(column, no_wrap=column in _NAMES, overflow="fold")
     for row in rows:
         table.add_row(*row)
     if not table.row_count:

@@ -60,7 +60,7 @@ class PluginManager:
         entry_points: What to load; None: every installed entry point of ``craft_adapters``.
         only: Names of the entry points to load, or one comma-separated text; None: what
             ``CRAFT_ADAPTERS_PLUGINS`` lists (comma-separated), or all if that is empty.
-        strict: Raise instead of recording; None: whether ``CRAFT_ADAPTERS_STRICT`` is ``1``.
+        strict: Raise instead of recording; None: whether ``CRAFT_ADAPTERS_STRICT`` is set (not 0).
 
     Attributes:
         aggregators: Rule name -> factory.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -68,7 +68,7 @@ class AdapterDescriptor:
             return None
         try:
             return version(self.distribution)
-        except PackageNotFoundError:
+        except Exception:  # not installed, or a name or metadata that cannot be read
             return None
 
 

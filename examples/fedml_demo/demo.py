@@ -29,12 +29,13 @@ from craft_adapters.sinks import JsonlSink
 
 HERE = Path(__file__).resolve().parent
 
+# Dirichlet 0.1 is strong skew: most clients hold two or three digits. 100 is hardly any.
 WORLDS = {
-    "100 clients, 10 a round, strong skew (Dirichlet 0.1)": {
+    "100 clients, 10 a round, Dirichlet 0.1": {
         "data_args": {"partition_alpha": 0.1},
         "train_args": {"client_num_in_total": 100, "client_num_per_round": 10},
     },
-    "20 clients, all present, hardly skewed (Dirichlet 100)": {
+    "20 clients, all present, Dirichlet 100": {
         "data_args": {"partition_alpha": 100.0},
         "train_args": {"client_num_in_total": 20, "client_num_per_round": 20},
     },
@@ -189,16 +190,17 @@ def show(summary: list[dict[str, Any]], console: Console) -> None:
 
 
 def draw(runs: list[Run], out: Path) -> list[Path]:
-    curves: dict[str, dict[str, Any]] = {world: {} for world in WORLDS}
-    scores: dict[str, dict[str, Any]] = {world: {} for world in WORLDS}
+    curves: dict[str, dict[str, Any]] = {}
+    scores: dict[str, dict[str, Any]] = {}
     for run in runs:
         records = run.records("metrics.jsonl")
-        curves[run.world][run.rule] = {
+        title = run.world.replace(", Dirichlet", "\nDirichlet")
+        curves.setdefault(title, {})[run.rule] = {
             "rounds": [record["round"] for record in records],
             "mean": [record["mean"] for record in records],
             "worst10": [record["worst10"] for record in records],
         }
-        scores[run.world][run.rule] = records[-1]["accuracy"]
+        scores.setdefault(title, {})[run.rule] = records[-1]["accuracy"]
     return [
         accuracy_over_rounds(curves, out / "accuracy.png"),
         client_histogram(scores, out / "clients.png"),

@@ -1,0 +1,121 @@
+"""Peak extra memory of one aggregate(), measured in a process of its own.
+
+    python benchmarks/memory.py ROW
+
+prints one JSON object. The benchmark runs this file for each row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from federations import ROWS, Row, craft_with_reference, federation
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+MEMINFO = Path("/proc/meminfo")
+
+
+def measure(row: Row) -> dict[str, Any]:
+    """Run this file in a new process; the answer, or {"reason": why there is none}."""
+    done = subprocess.run(
+        [sys.executable, __file__, row.name], capture_output=True, text=True, check=False
+    )
+    if done.returncode < 0:
+        return {"reason": f"killed by signal {-done.returncode}: out of memory?"}
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        return {"reason": last[0]}
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def available() -> int | None:
+    """Bytes that can be had without swapping, or None where the system does not say."""
+    try:
+        return _kilobytes(MEMINFO, "MemAvailable")
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Make an allocation beyond the memory that is there fail, instead of the process be killed."""
+    free = available()
+    if free is None:
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _kilobytes(STATUS, "VmSize") + free
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _peak_of_call(row: Row) -> dict[str, Any]:
+    given = federation(row)
+    aggregator = craft_with_reference(row)
+    before = aggregator.state_dict()
+    # The first call also loads code and makes the libraries' own buffers, some megabytes whatever
+    # the size of the model; the second has only what the rule itself takes.
+    extra, method = _extra(lambda: aggregator.aggregate(given.state, given.updates))
+    aggregator.load_state_dict(before)
+    again, _ = _extra(lambda: aggregator.aggregate(given.state, given.updates))
+    if method == "ru_maxrss":  # it never falls: a second call adds nothing to the record
+        again = extra
+    # What stays of it: the new model and the new reference.
+    kept = sum(given.state[e].nbytes for group in given.layout.groups for e in group.entries)
+    reference = aggregator.state_dict()["reference"].values()
+    kept += sum(tensor.nbytes for tensor in reference)
+    return {"first_bytes": extra, "bytes": again, "kept_bytes": kept, "method": method}
+
+
+def _extra(call: Callable[[], object]) -> tuple[int, str]:
+    """How far the resident set rose above where it was, its result included."""
+    _give_back()
+    try:
+        CLEAR.write_text("5", encoding="ascii")
+    except OSError:
+        start = _highest()
+        call()
+        return _highest() - start, "ru_maxrss"
+    start = _kilobytes(STATUS, "VmRSS")
+    call()
+    return _kilobytes(STATUS, "VmHWM") - start, "VmHWM"
+
+
+def _give_back() -> None:
+    """Return freed memory to the system, where the call's own use of it would not show."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _highest() -> int:
+    import resource  # not on Windows
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _kilobytes(file: Path, field: str) -> int:
+    """A field of a /proc file, in bytes."""
+    for line in file.read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{file} has no field {field}")
+
+
+if __name__ == "__main__":
+    print(json.dumps(_peak_of_call(next(row for row in ROWS if row.name == sys.argv[1]))))
