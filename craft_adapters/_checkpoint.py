@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -22,7 +23,9 @@ def write(path: Path, rule: str, state: Mapping[str, Any]) -> None:
     """Write to a temporary file beside ``path``, flush it to the disk, rename it."""
     tensors: dict[str, torch.Tensor] = {}
     tree = _lift(state, tensors)
-    header = {"format": FORMAT, "rule": rule, "state": json.dumps(tree)}
+    contents = json.dumps(tree)
+    header = {"format": FORMAT, "rule": rule, "state": contents}
+    header["digest"] = _digest(contents, tensors)
     data = save(tensors, metadata=header)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -55,13 +58,23 @@ def read(path: Path, rule: str) -> dict[str, Any]:
     if header.get("rule") != rule:
         raise CheckpointError(f"{path}: state of rule {header.get('rule')!r}, not {rule!r}")
     try:
+        if header["digest"] != _digest(header["state"], tensors):
+            raise ValueError("its digest does not fit")
         tree = json.loads(header["state"])
         state = _lower(tree, tensors)
         if not isinstance(state, dict):
             raise ValueError("not a dict")
         return state
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CheckpointError(f"{path}: its table of contents is damaged ({error})") from error
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its contents are damaged ({error})") from error
+
+
+def _digest(contents: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of the table of contents and of all numbers."""
+    digest = hashlib.sha256(contents.encode())
+    for name in sorted(tensors):
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _lift(value: Any, tensors: dict[str, torch.Tensor]) -> Any:

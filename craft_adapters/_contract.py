@@ -72,7 +72,9 @@ class ClientUpdate:
     local_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.client_id, bool) or not isinstance(self.client_id, int | str | np.integer):
+        if isinstance(self.client_id, bool) or not isinstance(
+            self.client_id, int | str | np.integer
+        ):
             raise TypeError(f"client_id must be an int or a str, got {self.client_id!r}")
         if isinstance(self.client_id, np.integer):
             object.__setattr__(self, "client_id", int(self.client_id))
@@ -114,9 +116,13 @@ class ClientUpdate:
             [1.0, 2.0]
         """
         if isinstance(values, Mapping) != isinstance(num_examples, Mapping):
-            raise TypeError("give two mappings (joined by client id) or two sequences (by position)")
+            raise TypeError(
+                "give two mappings (joined by client id) or two sequences (by position)"
+            )
         by_id = values if isinstance(values, Mapping) else dict(enumerate(values))
-        counts = num_examples if isinstance(num_examples, Mapping) else dict(enumerate(num_examples))
+        counts = (
+            num_examples if isinstance(num_examples, Mapping) else dict(enumerate(num_examples))
+        )
         if lonely := sorted(map(repr, by_id.keys() ^ counts.keys())):
             raise ValueError(
                 f"{len(by_id)} clients have values and {len(counts)} have num_examples; "

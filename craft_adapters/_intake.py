@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._contract import ClientUpdate, DroppedClient
-from ._layout import Group, Layout
+from ._layout import Group
 from .errors import IncompatibleUpdate, NonFiniteUpdate, NoUsableUpdates
 
 # Left in front of every entry name by DataParallel/DDP, torch.compile and Opacus.
@@ -227,5 +227,3 @@ def _check_finite(state: Mapping[str, Any]) -> None:
     raise NonFiniteUpdate(
         f"the global model holds NaN or infinity in entry {bad!r}; go back to a sound checkpoint"
     )
-
-

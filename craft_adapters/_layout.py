@@ -122,9 +122,15 @@ class Layout:
     def restrict(self, names: Iterable[str]) -> Layout:
         """The layout of a payload that holds some of the entries only (LoRA, heads)."""
         chosen = set(names)
+        # Of entries that share storage, clients may send any: the sent one stands for the others.
+        stands = {first: name for name, first in self.tied.items() if name in chosen}
+        stands.update({first: first for first in self.tied.values() if first in chosen})
+        tied = {name: stands[first] for name, first in self.tied.items() if first in stands}
+        tied.update({first: name for first, name in stands.items()})
 
         def pick(entries: Sequence[str]) -> tuple[str, ...]:
-            return tuple(entry for entry in entries if entry in chosen)
+            sent = (stands.get(entry, entry) for entry in entries)
+            return tuple(entry for entry in sent if entry in chosen)
 
         groups = (Group(group.name, pick(group.entries)) for group in self.groups)
         return Layout(
@@ -132,7 +138,7 @@ class Layout:
             averaged=pick(self.averaged),
             counted=pick(self.counted),
             kept=pick(self.kept),
-            tied={name: first for name, first in self.tied.items() if name in chosen},
+            tied={name: first for name, first in tied.items() if name != first},
         )
 
     def check(self, state: Mapping[str, Any]) -> None:

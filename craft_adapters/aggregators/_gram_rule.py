@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -135,8 +136,7 @@ class GramRule(Aggregator):
         super().__init__()
         if not callable(granularity) and granularity not in ("layer", "model", "tensor"):
             raise OptionError(
-                "granularity must be 'layer', 'model', 'tensor' or a callable, "
-                f"got {granularity!r}"
+                f"granularity must be 'layer', 'model', 'tensor' or a callable, got {granularity!r}"
             )
         if on_nonfinite not in ("drop", "raise"):
             raise OptionError(f"on_nonfinite must be 'drop' or 'raise', got {on_nonfinite!r}")
@@ -174,7 +174,7 @@ class GramRule(Aggregator):
         """See :meth:`craft_adapters.Aggregator.aggregate`."""
         started = time.perf_counter()
         number = self._round if round is None else round
-        with torch.no_grad():
+        with torch.no_grad(), _full_precision(self.device):
             intake = Intake.of(global_state, updates)
             layout = self._layout(global_state).restrict(intake.payload)
             self._check_memory(global_state)
@@ -211,9 +211,7 @@ class GramRule(Aggregator):
                     "with a new rule, or load the state that belongs to this model"
                 )
 
-    def _gram_pass(
-        self, intake: Intake, layout: Layout
-    ) -> tuple[Grams, Intake, dict[str, _Table]]:
+    def _gram_pass(self, intake: Intake, layout: Layout) -> tuple[Grams, Intake, dict[str, _Table]]:
         """First read of the updates. Leaves out clients whose values are not finite.
 
         The tables come back for the apply pass if all clients' values are in memory anyway.
@@ -325,7 +323,7 @@ class GramRule(Aggregator):
             origin = torch.cat([tensor.reshape(-1).to(self.device) for tensor in table.base])
             moved = origin.to(torch.float64) - factor * step
             for entry, part, value in zip(
-                group.entries, step.split(sizes), moved.split(sizes), strict=True
+                group.entries, torch.split(step, sizes), torch.split(moved, sizes), strict=True
             ):
                 steps[entry] = part
                 new[entry] = shaped(value, intake.state[entry])
@@ -369,7 +367,7 @@ class GramRule(Aggregator):
         table = self._read(intake, entries)
         rows = table.rows(torch.float64, self.device, workspace)
         step, _ = combine(rows, shares.to(self.device))
-        parts = step.split([tensor.numel() for tensor in table.base])
+        parts = torch.split(step, [tensor.numel() for tensor in table.base])
         return {
             entry: shaped(
                 origin.to(self.device, torch.float64).reshape(-1) - part, intake.state[entry]
@@ -412,6 +410,18 @@ class _Applied:
     steps: dict[str, Tensor]
     norms: Tensor
     inner: Tensor
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Float32 products as float32: no TF32, no bfloat16, no autocast; restored afterwards."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _device(device: str | torch.device) -> torch.device:

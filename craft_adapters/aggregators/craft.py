@@ -125,7 +125,9 @@ class Craft(GramRule):
         _require(reference in get_args(Reference), "reference", reference, str(get_args(Reference)))
         _require(0 <= beta < 1, "beta", beta, "a number in [0, 1)")
         names = ("examples", "uniform", "sqrt")
-        _require(callable(targets) or targets in names, "targets", targets, f"{names} or a function")
+        _require(
+            callable(targets) or targets in names, "targets", targets, f"{names} or a function"
+        )
         _require(scale in get_args(Scale), "scale", scale, str(get_args(Scale)))
         _require(
             client_length is None or 0 < client_length < math.inf,
@@ -194,7 +196,8 @@ class Craft(GramRule):
             ),
             targets=targets,
             solution=solution,
-            consensus=torch.where(idle, torch.nan, consensus),
+            # Dependent rows may have no direction with the same cosine to all.
+            consensus=torch.where(solution.rank < count.clamp(min=1), torch.nan, consensus),
             notes=_notes(solution, count),
         )
 
@@ -256,7 +259,7 @@ class Craft(GramRule):
         self._round, self._agreeing = counters
 
     def _shares(self, grams: Grams, active: Tensor) -> Tensor:
-        """rho (q, m): one number per client, renormalised over each group's active clients."""
+        """Rho (q, m): one number per client, renormalised over each group's active clients."""
         if self.targets == "examples":
             raw = grams.shares
         elif self.targets == "sqrt":

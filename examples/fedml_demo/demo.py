@@ -114,7 +114,9 @@ def run_all(runs: list[Run], rounds: int, seed: int, console: Console) -> None:
     try:
         with Progress(*columns, console=console) as progress:
             for run in runs:
-                run.task = progress.add_task(f"{run.rule} ({run.world.split(',')[0]})", total=rounds)
+                run.task = progress.add_task(
+                    f"{run.rule} ({run.world.split(',')[0]})", total=rounds
+                )
             while waiting or running:
                 while waiting and len(running) < (os.cpu_count() or 1):
                     running.append(waiting.pop(0))

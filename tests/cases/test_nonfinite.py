@@ -82,7 +82,10 @@ def test_a_reply_rejected_half_way_leaves_nothing(
     start = put({"a": [0.0], "b": [0.0]}, device, dtype)
     updates = replies(clients, [1, 1], device, dtype)
     good = updates[order.index(0)]
-    wanted = {"craft": [after([0], [[2]], [1]), after([0], [[4]], [1])], "fedavg": [[2], [4]]}
+    wanted: dict[str, list[Any]] = {
+        "craft": [after([0], [[2]], [1]), after([0], [[4]], [1])],
+        "fedavg": [[2], [4]],
+    }
     pairs: list[tuple[Aggregator, Aggregator]] = [
         (rule(device), rule(device)),
         (FedAvg(device=device), FedAvg(device=device)),
