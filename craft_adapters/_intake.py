@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class Intake:
             NonFiniteUpdate: the global model holds NaN or infinity, by entry.
         """
         everyone = sorted(updates, key=_order)
-        for first, second in zip(everyone, everyone[1:], strict=False):
+        for first, second in itertools.pairwise(everyone):
             if first.client_id == second.client_id:
                 raise ValueError(f"client {first.client_id!r} reported twice in one round")
         if not everyone:
@@ -82,7 +83,7 @@ class Intake:
         value = client.values[self.prefixes[client.client_id] + entry[len(self.prefix) :]]
         expected: Tensor = self.state[entry]
         if isinstance(value, np.ndarray):
-            value = torch.from_numpy(value)
+            value = _from_numpy(value)
         if (
             not isinstance(value, Tensor)
             or value.shape != expected.shape
@@ -131,6 +132,14 @@ class Intake:
                 if not bool(torch.isfinite(self.read(client, entry)).all()):
                     return entry
         return None  # finite values whose squares are not: float64 beyond 1e154
+
+
+def _from_numpy(value: np.ndarray[Any, Any]) -> Any:
+    """A tensor of an array of any memory layout; the array itself if torch has no such type."""
+    try:
+        return torch.from_numpy(np.array(value))  # a copy: read-only and reversed ones exist
+    except TypeError:
+        return value
 
 
 def real(value: Tensor) -> Tensor:

@@ -60,7 +60,8 @@ def test_packages_import_from_the_wheel(python: Path, tmp_path: Path) -> None:
 
 
 def test_types_are_marked(python: Path, tmp_path: Path) -> None:
-    code = "from importlib.resources import files; print((files('craft_adapters') / 'py.typed').is_file())"
+    code = "from importlib.resources import files\n"
+    code += "print((files('craft_adapters') / 'py.typed').is_file())"
     assert run(python, "-c", code, cwd=tmp_path).strip() == "True"
 
 

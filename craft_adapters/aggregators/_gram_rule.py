@@ -47,6 +47,7 @@ class Grams:
 
     Attributes:
         groups: The q layer groups.
+        buffers: Entries that are averaged or counted; a rule remembers nothing of them.
         clients: The m client updates, in the order of the rows.
         shares: (m,) Data shares p_i = n_i / sum n.
         products: (q, m, m) Inner products of the clients' updates.
@@ -58,6 +59,7 @@ class Grams:
     """
 
     groups: tuple[Group, ...]
+    buffers: tuple[str, ...]
     clients: tuple[ClientUpdate, ...]
     shares: Tensor
     products: Tensor
@@ -173,7 +175,7 @@ class GramRule(Aggregator):
     ) -> AggregationResult:
         """See :meth:`craft_adapters.Aggregator.aggregate`."""
         started = time.perf_counter()
-        number = self._round if round is None else round
+        number = self._round if round is None else int(round)
         with torch.no_grad(), _full_precision(self.device):
             intake = Intake.of(global_state, updates)
             layout = self._layout(global_state).restrict(intake.payload)
@@ -264,6 +266,7 @@ class GramRule(Aggregator):
         counts = counts / counts.max()  # the sum of huge counts stays finite
         grams = Grams(
             groups=layout.groups,
+            buffers=(*layout.averaged, *layout.counted),
             clients=intake.clients,
             shares=counts / counts.sum(),
             products=stacked[:, :count, :count],
@@ -491,6 +494,7 @@ def _report_groups(
     along_memory = (grams.memory_products * combination.weights).sum(-1)
     along_memory += grams.memory_norms.square() * combination.memory_weights
     cosine = along_memory / (grams.memory_norms * step_norms)
+    cosine = cosine.where(combination.memory_weights != 0, torch.nan)
     residuals = (
         [None] * len(grams.groups)
         if combination.targets is None

@@ -212,7 +212,8 @@ class Craft(GramRule):
                 dtype = torch.float64 if rounding == _EPS64 else torch.float32
                 for entry, step in self._next_reference(group.entries, some, steps).items():
                     changed[entry] = step.to(dtype)
-            self._reference = {**self._reference, **changed}
+            kept = {n: v for n, v in self._reference.items() if n not in grams.buffers}
+            self._reference = {**kept, **changed}
         if self.scale == "steady":
             lengths = (combination.lengths / self.server_lr).tolist()
             names = (group.name for group in grams.groups)
@@ -323,8 +324,8 @@ class Craft(GramRule):
         if self._agreeing == _AGREEMENT_ROUNDS:
             warnings.warn(
                 "CRAFT: for several rounds the clients agree far more than their targets (mean "
-                f"{1 / len(grams.clients):.3g}) let the step follow, so the previous step outweighs "
-                "them and training may stall. Set client_length=1, with targets='sqrt' and "
+                f"{1 / len(grams.clients):.3g}) let the step follow, so the previous step "
+                "outweighs them and training may stall. Set client_length=1, with targets='sqrt' and "
                 "scale='steady' and server_lr=1 if the step length is not tuned",
                 AgreementWarning,
                 stacklevel=4,

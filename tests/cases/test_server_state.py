@@ -17,6 +17,7 @@ from torch import Tensor
 
 from craft_adapters import Aggregator, CheckpointError, ClientUpdate
 from craft_adapters.aggregators import Craft, FedAvg
+from craft_adapters.aggregators.craft import AgreementWarning
 
 from .oracle import Vector, after, near, numbers, put, replies, rule, same_bits, step, with_previous
 
@@ -461,3 +462,35 @@ def test_the_global_model_was_changed_between_rounds(
         assert near(result["w"], after([11, 10], [[11, 12]], [1], [-1, 0]))
     else:
         assert near(result["w"], [11.0, 12.0])
+
+
+def test_a_warning_that_is_an_error_leaves_the_rule_as_it_was(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    """A round that fails at its very end must leave no partial effect either.
+
+    https://github.com/NVIDIA/NVFlare/issues/5293
+
+    With ``-W error`` the AgreementWarning of the third round makes aggregate raise.
+    """
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(1000, generator=generator)
+    deltas = [base + 0.1 * torch.randn(1000, generator=generator) for _ in range(9)]
+    aggregator = rule(device)
+    state = {"w": torch.zeros(1000, dtype=dtype, device=device)}
+    before = aggregator.state_dict()
+    raised = 0
+    for _ in range(4):
+        updates = [
+            ClientUpdate(i, 1, {"w": state["w"] + delta.to(state["w"])})
+            for i, delta in enumerate(deltas)
+        ]
+        try:
+            state = aggregator.aggregate(state, updates).state
+        except AgreementWarning:
+            raised += 1
+            kept = aggregator.state_dict()
+            assert (kept["round"], kept["agreeing"]) == (before["round"], before["agreeing"])
+            assert same_bits(kept["reference"], before["reference"])
+        before = aggregator.state_dict()
+    assert raised > 0
