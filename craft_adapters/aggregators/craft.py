@@ -203,6 +203,8 @@ class Craft(GramRule):
 
     def commit(self, grams: Grams, combination: Combination, steps: Mapping[str, Tensor]) -> None:
         """Remember the steps as the next round's reference, and the step lengths."""
+        # Before anything is changed: where warnings are errors, the round has not happened.
+        agreeing = self._watch_agreement(grams, combination)
         active = combination.active.any(-1).tolist()
         if self.reference != "zero":
             changed = {}
@@ -219,7 +221,7 @@ class Craft(GramRule):
             names = (group.name for group in grams.groups)
             new = {n: length for n, length in zip(names, lengths, strict=True) if length == length}
             self._lengths = {**self._lengths, **new}
-        self._watch_agreement(grams, combination)
+        self._agreeing = agreeing
 
     def state_dict(self) -> State:
         """Round counter, reference per entry, step length per group."""
@@ -308,7 +310,7 @@ class Craft(GramRule):
             for entry, step in new.items()
         }
 
-    def _watch_agreement(self, grams: Grams, combination: Combination) -> None:
+    def _watch_agreement(self, grams: Grams, combination: Combination) -> int:
         """Warn once where the published targets are known to stall (the reference drowns them)."""
         if (
             self.client_length is not None
@@ -316,20 +318,21 @@ class Craft(GramRule):
             or combination.consensus is None
             or self._agreeing >= _AGREEMENT_ROUNDS
         ):
-            return
+            return self._agreeing
         # Unrelated clients give 1/sqrt(m).
         excess = combination.consensus * combination.active.sum(-1).sqrt()
         agreeing = float(grams.widths[excess > _AGREEMENT].sum()) > 0.5 * float(grams.widths.sum())
-        self._agreeing = self._agreeing + 1 if agreeing else 0
-        if self._agreeing == _AGREEMENT_ROUNDS:
+        rounds = self._agreeing + 1 if agreeing else 0
+        if rounds == _AGREEMENT_ROUNDS:
             warnings.warn(
                 "CRAFT: for several rounds the clients agree far more than their targets (mean "
                 f"{1 / len(grams.clients):.3g}) let the step follow, so the previous step "
-                "outweighs them and training may stall. Set client_length=1, with targets='sqrt' and "
+                "outweighs them and training may stall. Set client_length=1, targets='sqrt', "
                 "scale='steady' and server_lr=1 if the step length is not tuned",
                 AgreementWarning,
                 stacklevel=4,
             )
+        return rounds
 
 
 def _notes(solution: Solution, count: Tensor) -> dict[int, str]:
