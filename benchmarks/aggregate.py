@@ -50,11 +50,7 @@ HEADER = (
 
 def main(argv: list[str] | None = None) -> int:
     options = _arguments(argv)
-    rows = [
-        row
-        for row in ROWS
-        if (row.name.startswith(tuple(options.rows)) if options.rows else row.default)
-    ]
+    rows = _chosen(options.rows)
     if not rows:
         print(f"no such row; there are: {', '.join(row.name for row in ROWS)}", file=sys.stderr)
         return 2
@@ -71,13 +67,24 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _chosen(names: list[str] | None) -> list[Row]:
+    if not names:
+        return [row for row in ROWS if row.default]
+    exact = {row.name for row in ROWS} & set(names)  # resnet20x10 is not resnet20x100 as well
+    starts = tuple(name for name in names if name not in exact)
+    return [row for row in ROWS if row.name in exact or row.name.startswith(starts)]
+
+
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--quick", action="store_true", help="without the published rule on the wide layer"
     )
     parser.add_argument(
-        "--rows", nargs="+", metavar="NAME", help="only rows whose name starts so, e.g. resnet110"
+        "--rows",
+        nargs="+",
+        metavar="NAME",
+        help="only these rows, or those whose name starts so, e.g. resnet110",
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all numbers there too")
     return parser.parse_args(argv)
