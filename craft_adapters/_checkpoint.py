@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,35 +12,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from ._files import write_atomically
 from .errors import CheckpointError
 
 FORMAT = "craft-adapters state 1"
 
 
 def write(path: Path, rule: str, state: Mapping[str, Any]) -> None:
-    """Write to a temporary file beside ``path``, flush it to the disk, rename it."""
+    """Write a state, with a digest of its contents, atomically."""
     tensors: dict[str, torch.Tensor] = {}
     tree = _lift(state, tensors)
     contents = json.dumps(tree)
     header = {"format": FORMAT, "rule": rule, "state": contents}
     header["digest"] = _digest(contents, tensors)
-    data = save(tensors, metadata=header)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    if os.name == "posix":  # the rename itself reaches the disk with its folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    write_atomically(path, save(tensors, metadata=header))
 
 
 def read(path: Path, rule: str) -> dict[str, Any]:

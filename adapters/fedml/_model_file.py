@@ -5,8 +5,6 @@ FedML saves no model and starts every run from the one that the user's script bu
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from craft_adapters._files import write_atomically
 from craft_adapters.errors import CheckpointError, OptionError
 
 __all__ = ["read_model", "write_model"]
@@ -23,17 +22,8 @@ __all__ = ["read_model", "write_model"]
 
 def write_model(path: Path, state: Mapping[str, Any]) -> None:
     """Write all entries under their own names, atomically: the old file or the new one."""
-    data = save({name: value.detach().cpu().contiguous() for name, value in state.items()})
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    entries = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    write_atomically(path, save(entries))
 
 
 def read_model(path: Path, current: Mapping[str, Any]) -> OrderedDict[str, Any] | None:
