@@ -14,14 +14,12 @@ from typing import Any
 
 from ._attach import Aggregate, Received, attach, step_of
 from ._config import Settings, enabled
-from ._failure import abort_on_error, end_job_on_error
-from ._patches import Patches
+from ._failure import abort_on_error, guarded
+from ._patches import RUN, Patches
 from ._refusals import refuse_overridden, refuse_setup
 from ._server_step import ServerStep
 
 __all__ = ["patch"]
-
-_RUN = "_craft_run"
 
 
 class _Run:
@@ -52,7 +50,7 @@ def patch(patches: Patches) -> None:
     patches.replace(FedMLAggregator, "__init__", _init)
     patches.replace(FedMLAggregator, "data_silo_selection", _data_silo_selection)
     patches.replace(FedMLAggregator, "aggregate", _aggregate)
-    patches.replace(FedMLServerManager, "handle_message_receive_model_from_client", _handler)
+    patches.replace(FedMLServerManager, "handle_message_receive_model_from_client", guarded)
 
 
 def _init(original: Callable[..., None]) -> Callable[..., None]:
@@ -63,7 +61,7 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
             return
         with abort_on_error(self.args):
             refuse_setup(self.args)
-            setattr(self, _RUN, _Run(_attached(self.aggregator, self.args), self))
+            setattr(self, RUN, _Run(_attached(self.aggregator, self.args), self))
 
     return __init__
 
@@ -87,7 +85,7 @@ def _data_silo_selection(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def data_silo_selection(self: Any, *args: Any, **kwargs: Any) -> Any:
         silos = original(self, *args, **kwargs)
-        if (run := getattr(self, _RUN, None)) is not None:
+        if (run := getattr(self, RUN, None)) is not None:
             run.silos = silos
         return silos
 
@@ -98,20 +96,8 @@ def _aggregate(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def aggregate(self: Any) -> Any:
         result = original(self)
-        if (run := getattr(self, _RUN, None)) is not None:
+        if (run := getattr(self, RUN, None)) is not None:
             run.step.keep_model(result[0])  # after FedML's noise and clipping: what is sent out
         return result
 
     return aggregate
-
-
-def _handler(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def handle_message_receive_model_from_client(self: Any, msg_params: Any) -> None:
-        if getattr(self.aggregator, _RUN, None) is None:
-            original(self, msg_params)
-            return
-        with end_job_on_error(self):
-            original(self, msg_params)
-
-    return handle_message_receive_model_from_client

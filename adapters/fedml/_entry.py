@@ -46,9 +46,9 @@ def patch(patches: Patches) -> None:
     patches.replace(SimulatorSingleProcess, "__init__", _simulator)
     direct = (SimulatorMPI, SimulatorNCCL, SiloServer, SiloClient, ServingServer, ServingClient)
     for entrance in direct:
-        patches.replace(entrance, "__init__", _constructor)
+        patches.replace(entrance, "__init__", _refusing(refuse_setup))
     for entrance in (CloudServer, CloudClient):
-        patches.replace(entrance, "__init__", _cross_cloud)
+        patches.replace(entrance, "__init__", _refusing(lambda args: refuse_cross_cloud()))
     # fedml.cross_device needs MNN to be imported; its runs are refused by the other entrances.
 
 
@@ -126,32 +126,25 @@ def _simulator(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _constructor(original: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(original)
+def _refusing(
+    refuse: Callable[[Any], None],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes constructors that ask ``refuse(args)`` first, in a run of ours."""
 
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs).arguments
-        if _active(given):
-            with abort_on_error(given["args"]):
-                refuse_setup(given["args"])
-        original(self, *args, **kwargs)
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(original)
 
-    return __init__
+        @functools.wraps(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            given = signature.bind(self, *args, **kwargs).arguments
+            if _active(given):
+                with abort_on_error(given["args"]):
+                    refuse(given["args"])
+            original(self, *args, **kwargs)
 
+        return __init__
 
-def _cross_cloud(original: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs).arguments
-        if _active(given):
-            with abort_on_error(given["args"]):
-                refuse_cross_cloud()
-        original(self, *args, **kwargs)
-
-    return __init__
+    return make
 
 
 def _active(given: dict[str, Any]) -> bool:

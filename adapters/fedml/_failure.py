@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["abort_on_error", "end_job_on_error"]
+from ._patches import RUN
+
+__all__ = ["abort_on_error", "guarded"]
 
 _FAREWELL_SECONDS = 10.0
 
@@ -31,7 +34,7 @@ def abort_on_error(args: Any) -> Iterator[None]:
 
 
 @contextmanager
-def end_job_on_error(manager: Any) -> Iterator[None]:
+def _end_job_on_error(manager: Any) -> Iterator[None]:
     """Around a server manager's handler: an exception in it ends the job.
 
     On MPI see :func:`abort_on_error`. Elsewhere the clients are sent FedML's own finish message
@@ -44,6 +47,23 @@ def end_job_on_error(manager: Any) -> Iterator[None]:
         logging.error("craft-adapters: the server failed, the clients are told to stop")
         _dismiss_clients(manager)
         raise
+
+
+def guarded(original: Callable[..., None]) -> Callable[..., None]:
+    """A server manager's ``handle_message_receive_model_from_client`` that ends the job it fails.
+
+    Runs that are not ours go through the original.
+    """
+
+    @functools.wraps(original)
+    def handle_message_receive_model_from_client(self: Any, msg_params: Any) -> None:
+        if getattr(self.aggregator, RUN, None) is None:
+            original(self, msg_params)
+            return
+        with _end_job_on_error(self):
+            original(self, msg_params)
+
+    return handle_message_receive_model_from_client
 
 
 def _abort_mpi() -> None:

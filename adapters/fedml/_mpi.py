@@ -15,14 +15,12 @@ from typing import Any
 
 from ._attach import step_of
 from ._config import Settings, enabled
-from ._failure import abort_on_error, end_job_on_error
-from ._patches import Patches
+from ._failure import abort_on_error, guarded
+from ._patches import RUN, Patches
 from ._refusals import refuse_setup
 from ._server_step import ServerStep, Upload, identify
 
 __all__ = ["patch"]
-
-_RUN = "_craft_run"
 
 
 class _Run:
@@ -58,7 +56,7 @@ def patch(patches: Patches) -> None:
     patches.replace(FedAVGAggregator, "client_sampling", _client_sampling)
     patches.replace(FedAVGAggregator, "aggregate", _aggregate)
     patches.replace(FedAVGAggregator, "_fedavg_aggregation_", _fedavg_aggregation)
-    patches.replace(FedAVGServerManager, "handle_message_receive_model_from_client", _handler)
+    patches.replace(FedAVGServerManager, "handle_message_receive_model_from_client", guarded)
 
 
 def _init(original: Callable[..., None]) -> Callable[..., None]:
@@ -73,7 +71,7 @@ def _init(original: Callable[..., None]) -> Callable[..., None]:
             if step is None:
                 model = getattr(self.aggregator, "model", None)
                 step = ServerStep(Settings.from_args(self.args), model)
-            setattr(self, _RUN, _Run(step, self))
+            setattr(self, RUN, _Run(step, self))
 
     return __init__
 
@@ -84,7 +82,7 @@ def _client_sampling(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def client_sampling(self: Any, *args: Any, **kwargs: Any) -> Any:
         clients = original(self, *args, **kwargs)
-        if (run := getattr(self, _RUN, None)) is not None:
+        if (run := getattr(self, RUN, None)) is not None:
             run.clients = clients
         return clients
 
@@ -95,7 +93,7 @@ def _aggregate(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def aggregate(self: Any) -> Any:
         state = original(self)
-        if (run := getattr(self, _RUN, None)) is not None:
+        if (run := getattr(self, RUN, None)) is not None:
             run.step.keep_model(state)
         return state
 
@@ -105,19 +103,7 @@ def _aggregate(original: Callable[..., Any]) -> Callable[..., Any]:
 def _fedavg_aggregation(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _fedavg_aggregation_(self: Any, model_list: Sequence[Upload]) -> Any:
-        run = getattr(self, _RUN, None)
+        run = getattr(self, RUN, None)
         return original(self, model_list) if run is None else run.aggregate(model_list)
 
     return _fedavg_aggregation_
-
-
-def _handler(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def handle_message_receive_model_from_client(self: Any, msg_params: Any) -> None:
-        if getattr(self.aggregator, _RUN, None) is None:
-            original(self, msg_params)
-            return
-        with end_job_on_error(self):
-            original(self, msg_params)
-
-    return handle_message_receive_model_from_client

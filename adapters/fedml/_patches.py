@@ -7,7 +7,10 @@ from typing import Any
 
 from craft_adapters.errors import UnsupportedSetup
 
-__all__ = ["Patches"]
+__all__ = ["RUN", "Patches"]
+
+RUN = "_craft_run"
+"""The attribute of FedML's own server object that holds what a run of ours adds to it."""
 
 Method = Callable[..., Any]
 

@@ -18,13 +18,12 @@ from typing import Any
 from craft_adapters.errors import UnsupportedSetup
 
 from ._config import Settings, enabled
-from ._patches import Patches
+from ._patches import RUN, Patches
 from ._refusals import refuse_setup
 from ._server_step import ServerStep, Upload
 
 __all__ = ["handed_over", "patch"]
 
-_RUN = "_craft_run"
 _handed: ServerStep | None = None
 
 
@@ -95,7 +94,7 @@ def _init(simulator: Any, original: Callable[..., None]) -> Callable[..., None]:
         refuse_setup(self.args)
         if step is None:
             step = ServerStep(Settings.from_args(self.args), self.model_trainer.model)
-        setattr(self, _RUN, _Run(step, self.model_trainer))
+        setattr(self, RUN, _Run(step, self.model_trainer))
 
     return __init__
 
@@ -103,7 +102,7 @@ def _init(simulator: Any, original: Callable[..., None]) -> Callable[..., None]:
 def _train(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def train(self: Any) -> None:
-        if (run := getattr(self, _RUN, None)) is not None:
+        if (run := getattr(self, RUN, None)) is not None:
             run.start()
         original(self)
 
@@ -116,7 +115,7 @@ def _client_sampling(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _client_sampling(self: Any, *args: Any, **kwargs: Any) -> Any:
         clients = original(self, *args, **kwargs)
-        if (run := getattr(self, _RUN, None)) is not None:
+        if (run := getattr(self, RUN, None)) is not None:
             run.clients = clients
         return clients
 
@@ -126,7 +125,7 @@ def _client_sampling(original: Callable[..., Any]) -> Callable[..., Any]:
 def _aggregate(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _aggregate(self: Any, w_locals: Sequence[Upload]) -> Any:
-        run = getattr(self, _RUN, None)
+        run = getattr(self, RUN, None)
         return original(self, w_locals) if run is None else run.aggregate(w_locals)
 
     return _aggregate
