@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -145,11 +146,12 @@ class Layout:
         """Raise OptionError unless each entry of ``state`` has exactly one place."""
         places = [entry for group in self.groups for entry in group.entries]
         places += [*self.averaged, *self.counted, *self.kept, *self.tied]
-        if twice := sorted({name for name in places if places.count(name) > 1}):
+        counts = Counter(places)
+        if twice := sorted(name for name, count in counts.items() if count > 1):
             raise OptionError(f"layout: entries in two places: {', '.join(twice)}")
-        if missing := [name for name in state if name not in set(places)]:
+        if missing := [name for name in state if name not in counts]:
             raise OptionError(f"layout: no place for entries: {', '.join(missing)}")
-        if foreign := sorted(set(places) - state.keys()):
+        if foreign := sorted(counts.keys() - state.keys()):
             raise OptionError(f"layout: entries that the model lacks: {', '.join(foreign)}")
 
 
