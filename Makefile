@@ -30,11 +30,11 @@ else
 endif
 
 test: $(READY)
-	$(BIN)/python -m pytest
-	$(BIN)/python -m pytest --doctest-modules -q -p no:cacheprovider craft_adapters models --no-header
 ifeq ($(strip $(FEDML)),)
 	@echo "Left out: the FedML adapter's tests. FedML 0.9.6 stops at Python 3.11: install one (from the system, pyenv or 'uv python install 3.11') and run 'make clean test'."
 endif
+	$(BIN)/python -m pytest --doctest-modules -q -p no:cacheprovider craft_adapters models --no-header
+	$(BIN)/python -m pytest
 
 lint: $(READY)
 	$(BIN)/ruff check .
