@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from ._contract import ClientUpdate, DroppedClient
 from ._layout import Group
 from .errors import IncompatibleUpdate, NonFiniteUpdate, NoUsableUpdates
 
+_TENSORS = {Tensor, torch.nn.Parameter}
 # Left in front of every entry name by DataParallel/DDP, torch.compile and Opacus.
 _WRAPPERS = ("module.", "_orig_mod.", "_module.")
 
@@ -74,13 +75,36 @@ class Intake:
         _check_finite(state)
         return cls(state, tuple(clients), tuple(dropped), payload, prefixes, prefix)
 
-    def read(self, client: ClientUpdate, entry: str) -> Tensor:
-        """One client's value of one entry; complex numbers as pairs of reals.
+    def read(self, entries: Sequence[str]) -> list[list[Tensor]]:
+        """Each client's values of some entries; complex numbers as pairs of reals.
 
         Raises:
             IncompatibleUpdate: not a dense tensor, or not of the global entry's shape.
         """
-        value = client.values[self.prefixes[client.client_id] + entry[len(self.prefix) :]]
+        shapes = [self.state[entry].shape for entry in entries]
+        plain = not any(self.state[entry].is_complex() for entry in entries)
+        table = []
+        for client in self.clients:
+            values = [self._value(client, entry) for entry in entries]
+            # What nearly every client sends passes at a fraction of the time of a check each.
+            if not (
+                plain
+                and _TENSORS.issuperset(map(type, values))
+                and [value.shape for value in values] == shapes
+                and {value.layout for value in values} <= {torch.strided}
+                and not any(dtype.is_complex for dtype in {value.dtype for value in values})
+            ):
+                values = [
+                    self._checked(client, entry, value)
+                    for entry, value in zip(entries, values, strict=True)
+                ]
+            table.append(values)
+        return table
+
+    def _value(self, client: ClientUpdate, entry: str) -> Any:
+        return client.values[self.prefixes[client.client_id] + entry[len(self.prefix) :]]
+
+    def _checked(self, client: ClientUpdate, entry: str, value: Any) -> Tensor:
         expected: Tensor = self.state[entry]
         if isinstance(value, np.ndarray):
             value = _from_numpy(value)
@@ -92,15 +116,6 @@ class Intake:
         ):
             raise _misfit(client, entry, value, expected)
         return real(value)
-
-    def rows(self, entries: Iterable[str]) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-        """The clients' values of a group, entry by entry: of states, then of differences."""
-        first = next(
-            (i for i, client in enumerate(self.clients) if client.kind == "update"),
-            len(self.clients),
-        )
-        columns = [[self.read(client, entry) for client in self.clients] for entry in entries]
-        return [column[:first] for column in columns], [column[first:] for column in columns]
 
     def without(self, bad: Iterable[int], groups: Iterable[Group], on_nonfinite: str) -> Intake:
         """Leave out the clients at the given positions, whose values are not finite.
@@ -129,7 +144,8 @@ class Intake:
     def _first_nonfinite(self, client: ClientUpdate, groups: Iterable[Group]) -> str | None:
         for group in groups:
             for entry in group.entries:
-                if not bool(torch.isfinite(self.read(client, entry)).all()):
+                value = self._checked(client, entry, self._value(client, entry))
+                if not bool(torch.isfinite(value).all()):
                     return entry
         return None  # finite values whose squares are not: float64 beyond 1e154
 

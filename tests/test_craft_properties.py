@@ -392,23 +392,24 @@ def test_gram_of_the_whole_is_the_sum_of_its_shards(
     def rows(start: int, stop: int, **options: Any) -> Rows:
         part = table[:, start:stop]
         return Rows(
-            [part[0]],
-            [list(part[1 : 1 + states])],
-            [list(part[1 + states :])],
+            [[stop - start]],
+            lambda entry, first, last: list(part[:, first:last]),
+            states=states,
+            directions=directions,
             device=device,
             dtype=dtype,
             **options,
         )
 
-    whole = gram(rows(0, 300))
+    whole = gram(rows(0, 300))[0]
     edges = [0, *sorted(cuts), 300]
     shards = list(itertools.pairwise(edges))
-    total = torch.stack([gram(rows(a, b)) for a, b in shards]).sum(0)
+    total = torch.stack([gram(rows(a, b))[0] for a, b in shards]).sum(0)
     lengths = whole.diagonal().sqrt()
     eps = 1e-14 if dtype == F64 else 1e-6
     assert ((whole - total).abs() / lengths / lengths.unsqueeze(-1)).amax() <= eps
     assert whole.dtype == F64
-    blocked = gram(rows(0, 300, block_bytes=block))
+    blocked = gram(rows(0, 300, block_bytes=block))[0]
     assert ((whole - blocked).abs() / lengths / lengths.unsqueeze(-1)).amax() <= eps
 
     # The whole step from the sum, shard by shard, against the formula.
@@ -416,8 +417,8 @@ def test_gram_of_the_whole_is_the_sum_of_its_shards(
     rho = torch.full((count,), 1.0 / count, dtype=F64)
     everybody = torch.ones(1, count, dtype=torch.bool)
     found = solve(cosines[None], everybody, rho[None, :, None], rtol=torch.tensor([1e-15]))
-    weights = (found.x.flatten() / lengths.cpu()).to(device)
-    step = torch.cat([combine(rows(a, b), weights)[0] for a, b in shards])
+    weights = (found.x.flatten() / lengths.cpu()).to(device).unsqueeze(0)
+    step = torch.cat([combine(rows(a, b), weights)[0][: b - a] for a, b in shards])
     clients = table.cpu().to(F64)
     true = torch.cat([clients[0] - clients[1 : 1 + states], clients[1 + states :]])
     assert relative(step.cpu().to(F64), formula(true, rho)) <= (1e-12 if dtype == F64 else 1e-5)

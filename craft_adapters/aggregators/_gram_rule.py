@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -29,14 +29,17 @@ from .._contract import (
 from .._intake import Intake, real, shaped
 from .._layout import Granularity, Group, Layout
 from ..errors import CheckpointError, OptionError
-from ..projection import Rows, Solution, Workspace, combine, gram, is_sound, squares
+from ..projection import Correction, Solution, combine, gram, sound
+from ._table import Table
 
 __all__ = ["Combination", "GramRule", "Grams"]
 
 # A cosine below this is negative, not orthogonal and rounded.
 _NEGATIVE = -1e-12
+# Unit roundoff of a group's values, by whether any of them is float64.
+_EPS = {double: torch.finfo(torch.float64 if double else torch.float32).eps for double in (0, 1)}
 # A step whose inner products are this near to their targets (against the largest) is not corrected.
-_CLOSE = 1e-6
+_CLOSE = 2.5e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +183,9 @@ class GramRule(Aggregator):
             intake = Intake.of(global_state, updates)
             layout = self._layout(global_state).restrict(intake.payload)
             self._check_memory(global_state)
-            grams, intake, tables = self._gram_pass(intake, layout)
+            grams, intake, table = self._gram_pass(intake, layout)
             combination = self.combine(grams)
-            applied = self._apply_pass(intake, layout, grams, combination, tables)
+            applied = self._apply_pass(intake, layout, grams, combination, table)
             report = AggregationReport(
                 rule=self.name,
                 round=number,
@@ -213,70 +216,65 @@ class GramRule(Aggregator):
                     "with a new rule, or load the state that belongs to this model"
                 )
 
-    def _gram_pass(self, intake: Intake, layout: Layout) -> tuple[Grams, Intake, dict[str, _Table]]:
-        """First read of the updates. Leaves out clients whose values are not finite.
-
-        The tables come back for the apply pass if all clients' values are in memory anyway.
-        """
-        count = len(intake.clients)
-        in_memory = all(isinstance(client.values, dict) for client in intake.clients)
-        tables: dict[str, _Table] = {}
-        workspace = Workspace()
-        products, exact, rounding, widths = [], [], [], []
-        for group in layout.groups:
-            table = self._read(intake, group.entries, with_memory=True)
-            if in_memory:
-                tables[group.name] = table
-            double = table.double
-            dtype = torch.float64 if double or self.device.type != "cpu" else torch.float32
-            product = gram(table.rows(dtype, self.device, workspace))
-            if dtype == torch.float32 and not is_sound(product[:count, :count]):
-                dtype = torch.float64
-                product = gram(table.rows(dtype, self.device, workspace))
-            if not table.remembers:
-                product = torch.nn.functional.pad(product, (0, 1, 0, 1))
-            products.append(product)
-            exact.append(dtype == torch.float64)
-            # Half types hold few distinct values, but those are what the clients mean: two rows
-            # that differ in them differ.
-            rounding.append(torch.finfo(torch.float64 if double else torch.float32).eps)
-            widths.append(sum(tensor.numel() for tensor in table.base))
-        finite = torch.ones(count, dtype=torch.bool)
+    def _gram_pass(self, intake: Intake, layout: Layout) -> tuple[Grams, Intake, Table]:
+        """First read of the updates. Leaves out clients whose values are not finite."""
+        groups, count = layout.groups, len(intake.clients)
+        table = Table(intake, layout, self.memory(), self.device)
+        products = torch.zeros(len(groups), count + 1, count + 1, dtype=torch.float64)
+        exact = torch.ones(len(groups), dtype=torch.bool)
+        # Values that would have to be read once more are not tried in float32.
+        if table.in_memory and self.device.type == "cpu":
+            exact = torch.tensor([table.double(group) for group in groups], dtype=torch.bool)
+            self._multiply(table, groups, ~exact, torch.float32, products)
+            exact |= ~sound(products[:, :count, :count])
+        self._multiply(table, groups, exact, torch.float64, products)
+        finite = torch.isfinite(products.diagonal(dim1=-2, dim2=-1)[:, :count]).all(0)
         if layout.averaged:
-            rows = self._read(intake, layout.averaged).rows(torch.float64, self.device, workspace)
-            finite &= torch.isfinite(squares(rows)).cpu()
+            squares = gram(table.rows([_buffers(layout)], torch.float64)).diagonal(dim1=-2, dim2=-1)
+            finite &= torch.isfinite(squares[0, :count]).cpu()
         for entry in layout.counted:
-            for client in intake.clients:
-                intake.read(client, entry)  # shape and type, before anything is computed
-
-        stacked = torch.zeros(0, count + 1, count + 1, dtype=torch.float64)
-        if products:
-            stacked = torch.stack(products).cpu()
-        diagonal = stacked.diagonal(dim1=-2, dim2=-1)[:, :count]
-        finite &= torch.isfinite(diagonal).all(0)
+            intake.read([entry])  # shape and type, before anything is computed
+        # Half types hold few distinct values, but those are what the clients mean: two rows that
+        # differ in them differ.
+        double = [table.double(group) for group in groups]
+        widths = [sum(real(intake.state[e]).numel() for e in group.entries) for group in groups]
         if not bool(finite.all()):
-            tables = {}
             bad = (~finite).nonzero().flatten().tolist()
-            suspects = (*layout.groups, Group("buffers", layout.averaged))
-            intake = intake.without(bad, suspects, self.on_nonfinite)
+            intake = intake.without(bad, (*groups, _buffers(layout)), self.on_nonfinite)
             kept = torch.cat([finite.nonzero().flatten(), torch.tensor([count])])
-            stacked = stacked[:, kept][:, :, kept]
+            products = products[:, kept][:, :, kept]
             count = len(intake.clients)
+            table = Table(intake, layout, self.memory(), self.device)
         counts = torch.tensor([c.num_examples for c in intake.clients], dtype=torch.float64)
         counts = counts / counts.max()  # the sum of huge counts stays finite
         grams = Grams(
-            groups=layout.groups,
+            groups=groups,
             buffers=(*layout.averaged, *layout.counted),
             clients=intake.clients,
             shares=counts / counts.sum(),
-            products=stacked[:, :count, :count],
-            memory_products=stacked[:, :count, count],
-            memory_norms=stacked[:, count, count].sqrt(),
-            exact=torch.tensor(exact, dtype=torch.bool),
-            rounding=torch.tensor(rounding, dtype=torch.float64),
+            products=products[:, :count, :count],
+            memory_products=products[:, :count, count],
+            memory_norms=products[:, count, count].sqrt(),
+            exact=exact,
+            rounding=torch.tensor([_EPS[is_double] for is_double in double], dtype=torch.float64),
             widths=torch.tensor(widths, dtype=torch.float64),
         )
-        return grams, intake, tables
+        return grams, intake, table
+
+    def _multiply(
+        self,
+        table: Table,
+        groups: Sequence[Group],
+        chosen: Tensor,
+        dtype: torch.dtype,
+        products: Tensor,
+    ) -> None:
+        """Put the Gram matrices of the chosen groups where they belong."""
+        members = chosen.nonzero().flatten()
+        if len(members):
+            rows = table.rows([groups[q] for q in members.tolist()], dtype)
+            products[members, : rows.count, : rows.count] = gram(rows).cpu()
+            rows.release()
 
     def _apply_pass(
         self,
@@ -284,53 +282,49 @@ class GramRule(Aggregator):
         layout: Layout,
         grams: Grams,
         combination: Combination,
-        tables: Mapping[str, _Table],
+        table: Table,
     ) -> _Applied:
         """Second read of the updates: the new state, the steps, and what they came to."""
+        groups, count = layout.groups, len(intake.clients)
         new: dict[str, Tensor] = {}
         steps: dict[str, Tensor] = {}
-        norms = []
+        norms = torch.zeros(len(groups), dtype=torch.float64)
         inner = _inner_products(grams, combination)
         inverse = torch.where(combination.active, 1.0 / grams.norms, 0.0)
-        exact = grams.exact.tolist()
-        workspace = Workspace()
-        on_device = (
-            combination.weights.to(self.device),
-            combination.memory_weights.to(self.device).unsqueeze(-1),
-            combination.lengths.to(self.device),
-            combination.rates.to(self.device),
-            combination.noise.to(self.device),
-        )
-        for q, (group, weights, memory_weight, length, rate, noise) in enumerate(
-            zip(layout.groups, *(column.unbind() for column in on_device), strict=True)
-        ):
-            table = tables.get(group.name) or self._read(intake, group.entries, with_memory=True)
-            if table.remembers:
-                weights = torch.cat([weights, memory_weight])
-            dtype = torch.float64 if exact[q] else torch.float32
-            step, measured = combine(
-                table.rows(dtype, self.device, workspace),
-                weights,
-                None if exact[q] else _refinement(combination, q, inverse[q]),
-            )
+        weights = combination.weights
+        if table.remembers:
+            weights = torch.cat([weights, combination.memory_weights.unsqueeze(-1)], dim=-1)
+        for exact, dtype in ((False, torch.float32), (True, torch.float64)):
+            members = (grams.exact == exact).nonzero().flatten()
+            if not len(members):
+                continue
+            chosen = [groups[q] for q in members.tolist()]
+            rows = table.rows(chosen, dtype)
+            correct = None if exact else _refinement(combination, members, inverse)
+            flat, measured = combine(rows, weights[members].to(self.device), correct)
+            rows.release()
+            lengths = rows.lengths(flat).cpu()
             if measured is not None:
-                inner[q] = measured[: len(intake.clients)].cpu() * inverse[q]
-            norm = torch.linalg.vector_norm(step, dtype=torch.float64)
-            factor = torch.where(length.isnan(), rate, length / norm)
-            if exact[q]:  # else the rows are independent: nothing cancels
-                significant = norm > noise
-                step, factor = step.where(significant, 0.0), factor.where(significant, 0.0)
-                norm = norm.where(significant, 0.0)
-            norms.append(norm)
-            sizes = [tensor.numel() for tensor in table.base]
-            origin = torch.cat([tensor.reshape(-1).to(self.device) for tensor in table.base])
-            moved = origin.to(torch.float64) - factor * step
-            for entry, part, value in zip(
-                group.entries, torch.split(step, sizes), torch.split(moved, sizes), strict=True
+                inner[members] = measured[:, :count].cpu() * inverse[members]
+            if exact:  # else the rows are independent: nothing cancels
+                lengths = lengths.where(lengths > combination.noise[members], 0.0)
+            norms[members] = lengths
+            wanted = combination.lengths[members]
+            factors = torch.where(wanted.isnan(), combination.rates[members], wanted / lengths)
+            places = iter(rows.plan.entries)
+            for group, length, factor in zip(
+                chosen, lengths.tolist(), factors.tolist(), strict=True
             ):
-                steps[entry] = part
-                new[entry] = shaped(value, intake.state[entry])
-        new.update(self._average(intake, layout.averaged, grams.shares, workspace))
+                for entry in group.entries:
+                    start, origin = next(places), real(intake.state[entry]).to(self.device)
+                    step = flat[start : start + origin.numel()]
+                    if length == 0.0:
+                        step.zero_()
+                        factor = 0.0
+                    steps[entry] = step
+                    moved = torch.sub(origin, step.view(origin.shape), alpha=factor)
+                    new[entry] = shaped(moved, intake.state[entry])
+        new.update(self._average(intake, layout, grams.shares, table))
         for entry in layout.counted:
             new[entry] = _largest(intake, entry)
         state: State = {}
@@ -343,66 +337,23 @@ class GramRule(Aggregator):
                 state[entry] = value.detach().clone()
             else:
                 state[entry] = copy.deepcopy(value)
-        lengths = torch.stack(norms).cpu() if norms else torch.zeros(0, dtype=torch.float64)
-        return _Applied(state, steps, lengths, inner.where(lengths.unsqueeze(-1) > 0, 0.0))
-
-    def _read(self, intake: Intake, entries: Iterable[str], with_memory: bool = False) -> _Table:
-        names = list(entries)
-        base = [real(intake.state[name]) for name in names]
-        states, directions = (
-            [_together(column, self.device) for column in part] for part in intake.rows(names)
-        )
-        memory = self.memory() if with_memory else {}
-        remembers = any(name in memory for name in names)
-        if remembers:
-            for name, origin, column in zip(names, base, directions, strict=True):
-                known = memory.get(name)
-                row = torch.zeros_like(origin) if known is None else known.view(origin.shape)
-                column.append(row.to(column[0].device) if column else row)
-        return _Table(base, states, directions, remembers)
+        return _Applied(state, steps, norms, inner.where(norms.unsqueeze(-1) > 0, 0.0))
 
     def _average(
-        self, intake: Intake, entries: tuple[str, ...], shares: Tensor, workspace: Workspace
+        self, intake: Intake, layout: Layout, shares: Tensor, table: Table
     ) -> dict[str, Tensor]:
         """Weighted mean of float buffers, as global minus the mean difference."""
-        if not entries:
+        if not layout.averaged:
             return {}
-        table = self._read(intake, entries)
-        rows = table.rows(torch.float64, self.device, workspace)
-        step, _ = combine(rows, shares.to(self.device))
-        parts = torch.split(step, [tensor.numel() for tensor in table.base])
-        return {
-            entry: shaped(
-                origin.to(self.device, torch.float64).reshape(-1) - part, intake.state[entry]
-            )
-            for entry, origin, part in zip(entries, table.base, parts, strict=True)
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """The values of a group, as read: per entry, of each client, then of the memory row."""
-
-    base: list[Tensor]
-    states: list[list[Tensor]]
-    directions: list[list[Tensor]]
-    remembers: bool
-
-    @property
-    def double(self) -> bool:
-        """Whether any value is float64."""
-        columns = [self.base, *self.states, *self.directions]
-        return any(torch.float64 in {tensor.dtype for tensor in column} for column in columns)
-
-    def rows(self, dtype: torch.dtype, device: torch.device, workspace: Workspace) -> Rows:
-        return Rows(
-            self.base,
-            self.states,
-            self.directions,
-            device=device,
-            dtype=dtype,
-            workspace=workspace,
-        )
+        rows = table.rows([_buffers(layout)], torch.float64)
+        weights = torch.nn.functional.pad(shares, (0, rows.count - len(shares)))
+        flat, _ = combine(rows, weights.unsqueeze(0).to(self.device))
+        averages = {}
+        for entry, start in zip(layout.averaged, rows.plan.entries, strict=True):
+            origin = real(intake.state[entry]).to(self.device)
+            step = flat[start : start + origin.numel()].view(origin.shape)
+            averages[entry] = shaped(origin - step, intake.state[entry])
+        return averages
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,11 +387,8 @@ def _device(device: str | torch.device) -> torch.device:
         raise OptionError(f"device must be 'auto' or a torch device, got {device!r}") from error
 
 
-def _together(column: list[Tensor], device: torch.device) -> list[Tensor]:
-    """On one device: that of the arithmetic, unless they share another (one transfer a block)."""
-    if len({tensor.device for tensor in column}) > 1:
-        return [tensor.to(device) for tensor in column]
-    return column
+def _buffers(layout: Layout) -> Group:
+    return Group("buffers", layout.averaged)
 
 
 def _inner_products(grams: Grams, combination: Combination) -> Tensor:
@@ -450,22 +398,22 @@ def _inner_products(grams: Grams, combination: Combination) -> Tensor:
     return inner / grams.norms.where(grams.norms > 0, 1.0)
 
 
-def _refinement(
-    combination: Combination, q: int, inverse: Tensor
-) -> Callable[[Tensor], Tensor | None] | None:
-    """How to correct one group's step, given its true inner products with the rows."""
+def _refinement(combination: Combination, members: Tensor, inverse: Tensor) -> Correction | None:
+    """How to correct the steps of some groups, given their true inner products with the rows."""
     targets, solution = combination.targets, combination.solution
-    if targets is None or solution is None or not bool(solution.regular[q]):
+    if targets is None or solution is None:
         return None
-    active, wanted = combination.active[q], targets[q]
 
-    def correct(products: Tensor) -> Tensor | None:
-        missing = wanted - products[: len(inverse)].cpu() * inverse
-        missing = missing.where(active, 0.0)
-        if bool(missing.abs().amax() <= _CLOSE * wanted.amax()):
+    def correct(positions: slice, products: Tensor) -> Tensor | None:
+        q = members[positions]
+        scale, wanted = inverse[q], targets[q]
+        missing = wanted - products[:, : scale.shape[1]].cpu() * scale
+        missing = missing.where(combination.active[q] & solution.regular[q].unsqueeze(-1), 0.0)
+        if bool((missing.abs().amax(-1) <= _CLOSE * wanted.amax(-1)).all()):
             return None
-        change = solution.again(q, missing) * inverse
-        return torch.nn.functional.pad(change, (0, len(products) - len(change))).to(products.device)
+        change = solution.again(q, missing) * scale
+        others = products.shape[1] - change.shape[1]
+        return torch.nn.functional.pad(change, (0, others)).to(products.device)
 
     return correct
 
@@ -474,8 +422,8 @@ def _largest(intake: Intake, entry: str) -> Tensor:
     """Maximum over the clients of an integer buffer (or a counter that a host made a float)."""
     like = intake.state[entry]
     values = []
-    for client in intake.clients:
-        value = intake.read(client, entry).to(like.device)
+    for client, (value,) in zip(intake.clients, intake.read([entry]), strict=True):
+        value = value.to(like.device)
         values.append(value if client.kind == "state" else like - value)
     return shaped(torch.stack(values).amax(0), like)
 

@@ -9,8 +9,8 @@ What is computed in what: see :func:`gram` and :func:`combine`. The m x m part i
 CPU.
 """
 
-from ._passes import combine, gram, is_sound, squares
-from ._rows import Rows, Workspace
+from ._passes import Correction, combine, gram, sound
+from ._rows import Rows
 from ._solve import Solution, solve
 
-__all__ = ["Rows", "Solution", "Workspace", "combine", "gram", "is_sound", "solve", "squares"]
+__all__ = ["Correction", "Rows", "Solution", "combine", "gram", "solve", "sound"]

@@ -1,155 +1,170 @@
-"""The clients' updates of one group as a matrix that is never held whole."""
+"""The clients' updates of all groups, as matrices that are never held whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-# Bytes of a block: on a CPU about half of a last-level cache, so that the difference is still
-# there when it is multiplied; a GPU wants few large launches instead.
-_BLOCK_CPU = 1 << 24
+from ._plan import Block, Pack, Run, plan
+
+# Bytes of a block, at most: on a CPU, more gains nothing and a cache holds less; a GPU wants few
+# large launches instead. At least: groups smaller than that are worked on together.
+_BLOCK_CPU, _LEAST_CPU = 1 << 24, 1 << 20
 _BLOCK_GPU = 1 << 29
-# Columns of one float32 product: its rounding grows with them, and blocks are added in float64.
-_SHORT_SUM = 1 << 16
-# Columns from which rows are made one by one: shorter ones are stacked first, in one call for all
-# clients, at the price of writing them twice. Measured at 100 rows: 2 times faster at 36,864
-# columns, 1.5 times slower at 9,216.
-_LONG = 1 << 15
-
-Piece = tuple[int, int, int]
-"""Columns start:stop of entry number i."""
-
-
-class Workspace:
-    """Memory for blocks that is used for one group after another.
-
-    Fresh pages cost as much as the arithmetic on them.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[torch.dtype, Tensor] = {}
-
-    def take(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An uninitialised matrix; the last one taken of the same dtype is lost."""
-        held = self._held.get(dtype)
-        if held is None or held.numel() < rows * columns or held.device != device:
-            held = torch.empty(rows * columns, dtype=dtype, device=device)
-            self._held[dtype] = held
-        return held[: rows * columns].view(rows, columns)
+# Up to this size of an entry, stacking aside and copying is faster than stacking in place: for 102
+# values of 16 numbers by 6 times.
+_SHORT = 1 << 9
 
 
 class Rows:
-    """The matrix whose rows are ``base - state`` for each state, then each direction.
+    """Per group, the matrix D whose rows are ``base - state`` for each state, then directions.
 
     Args:
-        base: The group's k entries, of any shape, real dtype and device. Laid end to end, each in
-            index order, they make a row.
-        states: For each of the k entries, the first rows' values, on one device: as many as there
-            are states.
-        directions: For each of the k entries, the other rows' values.
+        groups: Sizes of the entries of each group; a row is a group's entries laid end to end,
+            each in index order. Entries are numbered through all groups.
+        read: (entry, start, stop) -> numbers start:stop in index order of the entry's base, of
+            each state, of each direction: real tensors of one shape, on any devices. Each number
+            is asked for once in a pass over the rows.
+        states: Number of states.
+        directions: Number of directions.
         device: Where blocks are made.
         dtype: float32 or float64: of the differences and of all that is computed from them. Half
             types are widened before the difference is taken.
-        block_bytes: Bytes of one block; chosen from the device if None.
-        workspace: Memory to work in. Two matrices may not be worked on at once in the same.
+        block_bytes: Bytes of one block; chosen from the device and the groups if None.
+
+    Attributes:
+        count: Rows of each matrix.
+        plan: Where each group and entry stands on the axis of columns.
 
     Example:
         >>> base, client, past = torch.zeros(2), torch.tensor([1.0, 2.0]), torch.ones(2)
-        >>> cpu = torch.device("cpu")
-        >>> rows = Rows([base], [[client]], [[past]], device=cpu, dtype=torch.float32)
-        >>> list(rows.blocks())
+        >>> rows = Rows(
+        ...     [[2]],
+        ...     lambda entry, start, stop: [v[start:stop] for v in (base, client, past)],
+        ...     states=1,
+        ...     directions=1,
+        ...     device=torch.device("cpu"),
+        ...     dtype=torch.float32,
+        ... )
+        >>> [block for pack in rows.plan.packs for _, block in rows.blocks(pack)]
         [tensor([[-1., -2.],
                 [ 1.,  1.]])]
     """
 
     def __init__(
         self,
-        base: Sequence[Tensor],
-        states: Sequence[Sequence[Tensor]],
-        directions: Sequence[Sequence[Tensor]],
+        groups: Sequence[Sequence[int]],
+        read: Callable[[int, int, int], Sequence[Tensor]],
         *,
+        states: int,
+        directions: int,
         device: torch.device,
         dtype: torch.dtype,
         block_bytes: int | None = None,
-        workspace: Workspace | None = None,
     ) -> None:
-        self._workspace = workspace or Workspace()
         self.device = device
         self.dtype = dtype
-        self.sizes = [entry.numel() for entry in base]
-        self.width = sum(self.sizes)
-        self.heads = len(states[0]) if states else 0
-        self.count = self.heads + (len(directions[0]) if directions else 0)
-        if block_bytes is None:
-            block_bytes = _BLOCK_CPU if device.type == "cpu" else _BLOCK_GPU
-        self._columns = max(1, block_bytes // (dtype.itemsize * max(1, self.count)))
-        if dtype == torch.float32:
-            self._columns = min(self._columns, _SHORT_SUM)
-        self._base = base
+        self.count = states + directions
         self._states = states
-        self._directions = directions
-        self._only: Tensor | None = None  # the block of a matrix that fits in one
+        self._read = read
+        sizes = tuple(map(tuple, groups))
+        column = dtype.itemsize * (self.count + 1)  # the base stands above the rows
+        if block_bytes is None:
+            block_bytes = _BLOCK_GPU
+            if device.type == "cpu":
+                widest = max(map(sum, sizes), default=0)
+                block_bytes = min(_BLOCK_CPU, max(_LEAST_CPU, widest * column))
+        self.plan = plan(sizes, max(1, block_bytes // column))
+        self._memory: Tensor | None = None
+        self._filled: Block | None = None
 
-    def blocks(self) -> Iterator[Tensor]:
-        """Column blocks (rows, columns), covering all columns once, in order.
+    def blocks(self, pack: Pack) -> Iterator[tuple[Block, Tensor]]:
+        """Column blocks (count, columns) of the groups of a pack, in order.
 
         The memory is used again for the next block: finish with one before asking for another.
+        The block that was filled last is not filled again.
         """
-        if self._only is not None:
-            yield self._only
-            return
-        whole = self.width <= self._columns
-        columns = min(self.width, self._columns)
-        memory = self._workspace.take(self.count, columns, self.dtype, self.device)
-        for pieces in self._plan():
-            filled = 0
-            for index, start, stop in pieces:
-                end = filled + stop - start
-                self._fill(memory[:, filled:end], index, start, stop)
-                filled = end
-            if whole:
-                self._only = memory
-            yield memory[:, :filled]
+        if self._memory is None:
+            size = (self.count + 1) * self.plan.columns
+            self._memory = torch.empty(size, dtype=self.dtype, device=self.device)
+        for block in pack.blocks:
+            columns = block.stop - block.start
+            memory = self._memory[: (self.count + 1) * columns].view(-1, columns)
+            if self._filled is not block:
+                self._filled = None
+                self._fill(memory, block)
+                self._filled = block
+            yield block, memory[1:]
 
-    def _fill(self, target: Tensor, index: int, start: int, stop: int) -> None:
-        """Put columns start:stop of an entry into ``target``."""
-        heads, tails = target[: self.heads], target[self.heads :]
-        if self.heads:
-            # In the block's dtype, not the clients': half types overflow and lose digits.
-            origin = self._base[index].reshape(-1)[start:stop].to(self.device, self.dtype)
-            if stop - start < _LONG:
-                torch.sub(origin, self._stack(self._states[index], index, start, stop), out=heads)
+    def lengths(self, steps: Tensor) -> Tensor:
+        """Euclidean length of each group's part of ``steps``, (groups,), float64."""
+        squares = torch.zeros(len(self.plan.spans), dtype=torch.float64, device=self.device)
+        for pack in self.plan.packs:
+            for block in pack.blocks:
+                for run in block.runs:
+                    part = steps[block.start : block.stop][run.columns].view(run.groups, -1)
+                    length = torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
+                    squares[run.members] += length.square()
+        return squares.sqrt()
+
+    def release(self) -> None:
+        """Give the memory back, unless it holds everything."""
+        if self._filled is None or self._filled.stop - self._filled.start < self.plan.length:
+            self._memory = self._filled = None
+
+    def _fill(self, memory: Tensor, block: Block) -> None:
+        for piece in block.pieces:
+            values = self._read(piece.entry, piece.start, piece.stop)
+            target = memory[:, piece.column : piece.column + piece.stop - piece.start]
+            _stack(values, target.view(len(values), *values[0].shape))
+        for start, stop in block.gaps:
+            memory[:, start:stop] = 0.0
+        states = memory[1 : 1 + self._states]
+        # In the block's dtype, not the clients': half types overflow and lose digits.
+        torch.sub(memory[0], states, out=states)
+
+
+def batch(block: Tensor, run: Run) -> Tensor:
+    """The equal matrices of a run, (matrices, rows, width): a view of the block."""
+    return block[:, run.columns].view(-1, run.matrices, run.width).transpose(0, 1)
+
+
+def _stack(values: Sequence[Tensor], target: Tensor) -> None:
+    """Put values into the rows of ``target``: one copy for all that are on one device."""
+    if not _together(values, target):
+        start = 0
+        for device, group in itertools.groupby(values, key=lambda value: value.device):
+            some = list(group)
+            rows = target[start : start + len(some)]
+            start += len(some)
+            if device == target.device:
+                torch.stack(some, out=rows)
             else:
-                for row, value in zip(heads.unbind(), self._states[index], strict=True):
-                    torch.sub(origin, self._piece(value, start, stop), out=row)
-        if self.heads < self.count:
-            for row, value in zip(tails.unbind(), self._directions[index], strict=True):
-                row.copy_(self._piece(value, start, stop))
+                rows.copy_(_staged(some, target.device), non_blocking=True)
+    elif values[0].numel() < _SHORT:
+        target.copy_(torch.stack(list(values)))
+    else:
+        torch.stack(list(values), out=target)
 
-    def _piece(self, value: Tensor, start: int, stop: int) -> Tensor:
-        return value.reshape(-1)[start:stop].to(self.device)
 
-    def _stack(self, values: Sequence[Tensor], index: int, start: int, stop: int) -> Tensor:
-        """Columns start:stop of an entry's values, (values, stop - start), in their own dtype."""
-        if stop - start < self.sizes[index]:
-            values = [value.reshape(-1)[start:stop] for value in values]
-        return torch.stack(list(values)).view(len(values), -1).to(self.device)
+def _together(values: Sequence[Tensor], target: Tensor) -> bool:
+    if target.is_cpu:  # several times faster than comparing devices
+        return all([value.is_cpu for value in values])
+    return {value.device for value in values} == {target.device}
 
-    def _plan(self) -> Iterator[list[Piece]]:
-        """Cut the entries, laid end to end, into runs that fill one block each."""
-        pieces: list[Piece] = []
-        room = self._columns
-        for index, size in enumerate(self.sizes):
-            start = 0
-            while start < size:
-                stop = min(size, start + room)
-                pieces.append((index, start, stop))
-                room -= stop - start
-                start = stop
-                if room == 0:
-                    yield pieces
-                    pieces, room = [], self._columns
-        if pieces:
-            yield pieces
+
+def _staged(values: list[Tensor], device: torch.device) -> Tensor:
+    """Stacked where they are; in page-locked memory if that lets the next stack overlap the copy.
+
+    The allocator of page-locked memory does not hand a piece out again before its copy is done.
+    """
+    if device.type != "cuda" or values[0].device.type != "cpu":
+        return torch.stack(values)
+    dtype = values[0].dtype
+    for value in values[1:]:
+        dtype = torch.promote_types(dtype, value.dtype)
+    stage = torch.empty((len(values), *values[0].shape), dtype=dtype, pin_memory=True)
+    return torch.stack(values, out=stage)

@@ -35,9 +35,9 @@ class Solution:
     factor: Tensor
     regular: Tensor
 
-    def again(self, system: int, rhs: Tensor) -> Tensor:
-        """K^+ rhs, (m,), for another right-hand side of a system that Cholesky solved."""
-        return torch.cholesky_solve(rhs.unsqueeze(-1), self.factor[system]).squeeze(-1)
+    def again(self, systems: Tensor, rhs: Tensor) -> Tensor:
+        """K^+ rhs, (k, m), for one more right-hand side of k systems that Cholesky solved."""
+        return torch.cholesky_solve(rhs.unsqueeze(-1), self.factor[systems]).squeeze(-1)
 
 
 def solve(matrices: Tensor, active: Tensor, rhs: Tensor, *, rtol: Tensor) -> Solution:

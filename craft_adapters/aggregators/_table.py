@@ -1,0 +1,113 @@
+"""The values of a round, entry by entry, as the operator reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .._intake import Intake, real
+from .._layout import Group, Layout
+from ..projection import Rows
+
+Column = Sequence[Tensor]
+"""One entry of the global model, of each client in order, of the memory if there is one."""
+
+
+class Table:
+    """What the rows of a round are made of.
+
+    Args:
+        intake: The global model and its clients.
+        layout: Which of the payload's entries are groups, which are averaged.
+        memory: Entry -> the rule's remembered direction, flat; one it lacks counts as zero.
+        device: Where the arithmetic is done.
+
+    Attributes:
+        in_memory: Whether the clients' values are in memory anyway. Others are read when a pass
+            comes to them, and let go.
+        remembers: Whether there is a row for the memory, the last one.
+    """
+
+    def __init__(
+        self, intake: Intake, layout: Layout, memory: Mapping[str, Tensor], device: torch.device
+    ) -> None:
+        self._intake = intake
+        self._device = device
+        self._columns = _Columns(intake, memory, device)
+        self._rows: dict[tuple[torch.dtype, tuple[Group, ...]], Rows] = {}
+        self.remembers = bool(memory)
+        self.in_memory = all(isinstance(client.values, dict) for client in intake.clients)
+        if self.in_memory:
+            entries = [entry for group in layout.groups for entry in group.entries]
+            self._columns.read([*entries, *layout.averaged])
+
+    def double(self, group: Group) -> bool:
+        """Whether any value is float64; known once the group has been read."""
+        return not self._columns.double.isdisjoint(group.entries)
+
+    def rows(self, groups: Sequence[Group], dtype: torch.dtype) -> Rows:
+        """The matrices of some groups; asked for again, the same, whose block may be filled."""
+        key = (dtype, tuple(groups))
+        if key not in self._rows:
+            self._rows[key] = self._make_rows(groups, dtype)
+        return self._rows[key]
+
+    def _make_rows(self, groups: Sequence[Group], dtype: torch.dtype) -> Rows:
+        state = self._intake.state
+        sizes = [[real(state[entry]).numel() for entry in group.entries] for group in groups]
+        names = [entry for group in groups for entry in group.entries]
+        columns = self._columns  # not self: a cycle would keep the round's tensors for a while
+
+        def read(number: int, start: int, stop: int) -> Column:
+            column = columns[names[number]]
+            if stop - start < column[0].numel():
+                return [value.reshape(-1)[start:stop] for value in column]
+            return column
+
+        clients = self._intake.clients
+        states = sum(client.kind == "state" for client in clients)
+        return Rows(
+            sizes,
+            read,
+            states=states,
+            directions=len(clients) - states + self.remembers,
+            device=self._device,
+            dtype=dtype,
+        )
+
+
+class _Columns:
+    """Entry -> its values: those read last."""
+
+    def __init__(self, intake: Intake, memory: Mapping[str, Tensor], device: torch.device) -> None:
+        self._intake = intake
+        self._memory = memory
+        self._nothing = torch.zeros((), device=device)
+        self._held: dict[str, Column] = {}
+        self.double: set[str] = set()
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._held:
+            self.read([name])
+        return self._held[name]
+
+    def read(self, names: Sequence[str]) -> None:
+        """Let go of what is held, and hold these."""
+        self._held = {}
+        base = [real(self._intake.state[name]) for name in names]
+        parts = [base, *self._intake.read(names)]
+        if self._memory:
+            parts.append([self._remembered(n, b) for n, b in zip(names, base, strict=True)])
+        self._held = dict(zip(names, zip(*parts, strict=True), strict=True))
+        if any(value.dtype == torch.float64 for part in parts for value in part):
+            self.double.update(
+                name
+                for name, column in self._held.items()
+                if any(value.dtype == torch.float64 for value in column)
+            )
+
+    def _remembered(self, name: str, base: Tensor) -> Tensor:
+        known = self._memory.get(name)
+        return self._nothing.expand(base.shape) if known is None else known.view(base.shape)
