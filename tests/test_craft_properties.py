@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from craft_adapters import ClientUpdate, OptionError
 from craft_adapters.aggregators import Craft
 from craft_adapters.aggregators.craft import AgreementWarning
-from craft_adapters.projection import Rows, combine, gram, solve
+from craft_adapters.projection import Cosines, Rows, combine, gram, solve
 
 Kind = Literal["state", "update"]
 F64 = torch.float64
@@ -413,10 +413,9 @@ def test_gram_of_the_whole_is_the_sum_of_its_shards(
     assert ((whole - blocked).abs() / lengths / lengths.unsqueeze(-1)).amax() <= eps
 
     # The whole step from the sum, shard by shard, against the formula.
-    cosines = (total / lengths / lengths.unsqueeze(-1)).cpu()
+    cosines = Cosines(total.cpu()[None], 1 / lengths.cpu()[None])
     rho = torch.full((count,), 1.0 / count, dtype=F64)
-    everybody = torch.ones(1, count, dtype=torch.bool)
-    found = solve(cosines[None], everybody, rho[None, :, None], rtol=torch.tensor([1e-15]))
+    found = solve(cosines, rho[None, :, None], rtol=torch.tensor([1e-15]))
     weights = (found.x.flatten() / lengths.cpu()).to(device).unsqueeze(0)
     step = torch.cat([combine(rows(a, b), weights)[0][: b - a] for a, b in shards])
     clients = table.cpu().to(F64)

@@ -29,7 +29,7 @@ from .._contract import (
 from .._intake import Intake, real, shaped
 from .._layout import Granularity, Group, Layout
 from ..errors import CheckpointError, OptionError
-from ..projection import Correction, Solution, combine, gram, sound
+from ..projection import Correction, Cosines, Solution, combine, gram, sound
 from ._table import Table
 
 __all__ = ["Combination", "GramRule", "Grams"]
@@ -220,14 +220,15 @@ class GramRule(Aggregator):
         """First read of the updates. Leaves out clients whose values are not finite."""
         groups, count = layout.groups, len(intake.clients)
         table = Table(intake, layout, self.memory(), self.device)
-        products = torch.zeros(len(groups), count + 1, count + 1, dtype=torch.float64)
+        products = torch.zeros(0, dtype=torch.float64)
         exact = torch.ones(len(groups), dtype=torch.bool)
         # Values that would have to be read once more are not tried in float32.
         if table.in_memory and self.device.type == "cpu":
             exact = torch.tensor([table.double(group) for group in groups], dtype=torch.bool)
-            self._multiply(table, groups, ~exact, torch.float32, products)
+        if not bool(exact.all()):
+            products = self._multiply(table, groups, ~exact, torch.float32, products)
             exact |= ~sound(products[:, :count, :count])
-        self._multiply(table, groups, exact, torch.float64, products)
+        products = self._multiply(table, groups, exact, torch.float64, products)
         finite = torch.isfinite(products.diagonal(dim1=-2, dim2=-1)[:, :count]).all(0)
         if layout.averaged:
             squares = gram(table.rows([_buffers(layout)], torch.float64)).diagonal(dim1=-2, dim2=-1)
@@ -268,13 +269,20 @@ class GramRule(Aggregator):
         chosen: Tensor,
         dtype: torch.dtype,
         products: Tensor,
-    ) -> None:
-        """Put the Gram matrices of the chosen groups where they belong."""
+    ) -> Tensor:
+        """Gram matrices of the chosen groups; those of the others are as they were, or zero."""
         members = chosen.nonzero().flatten()
-        if len(members):
-            rows = table.rows([groups[q] for q in members.tolist()], dtype)
-            products[members, : rows.count, : rows.count] = gram(rows).cpu()
-            rows.release()
+        if groups and not len(members):
+            return products
+        found = gram(table.rows([groups[q] for q in members.tolist()], dtype)).cpu()
+        if not table.remembers:
+            found = torch.nn.functional.pad(found, (0, 1, 0, 1))
+        if len(members) == len(groups):  # no second copy: it may be as large as a block
+            return found
+        if not products.numel():
+            products = torch.zeros(len(groups), *found.shape[1:], dtype=torch.float64)
+        products[members] = found
+        return products
 
     def _apply_pass(
         self,
@@ -302,7 +310,7 @@ class GramRule(Aggregator):
             rows = table.rows(chosen, dtype)
             correct = None if exact else _refinement(combination, members, inverse)
             flat, measured = combine(rows, weights[members].to(self.device), correct)
-            rows.release()
+            rows.release()  # before the new model takes its memory
             lengths = rows.lengths(flat).cpu()
             if measured is not None:
                 inner[members] = measured[:, :count].cpu() * inverse[members]
@@ -404,14 +412,17 @@ def _refinement(combination: Combination, members: Tensor, inverse: Tensor) -> C
     if targets is None or solution is None:
         return None
 
+    scale, wanted = inverse[members], targets[members]
+    mendable = combination.active[members] & solution.regular[members].unsqueeze(-1)
+    allowed = _CLOSE * wanted.amax(-1, keepdim=True)
+
     def correct(positions: slice, products: Tensor) -> Tensor | None:
-        q = members[positions]
-        scale, wanted = inverse[q], targets[q]
-        missing = wanted - products[:, : scale.shape[1]].cpu() * scale
-        missing = missing.where(combination.active[q] & solution.regular[q].unsqueeze(-1), 0.0)
-        if bool((missing.abs().amax(-1) <= _CLOSE * wanted.amax(-1)).all()):
+        some = scale[positions]
+        missing = wanted[positions] - products[:, : some.shape[1]].cpu() * some
+        missing = missing.where(mendable[positions], 0.0)
+        if not bool((missing.abs() > allowed[positions]).any()):
             return None
-        change = solution.again(q, missing) * scale
+        change = solution.again(members[positions], missing) * some
         others = products.shape[1] - change.shape[1]
         return torch.nn.functional.pad(change, (0, others)).to(products.device)
 
@@ -432,11 +443,11 @@ def _report_groups(
     grams: Grams, combination: Combination, applied: _Applied
 ) -> tuple[GroupReport, ...]:
     ids: list[ClientId] = [client.client_id for client in grams.clients]
-    norms, active = grams.norms, combination.active
-    safe = norms.where(norms > 0, 1.0)
-    cosines = grams.products / safe.unsqueeze(-1) / safe.unsqueeze(-2)
-    both = active.unsqueeze(-1) & active.unsqueeze(-2)
-    conflicts = ((cosines < _NEGATIVE) & both).sum((-2, -1)) // 2
+    active = combination.active
+    cosines = Cosines(grams.products, torch.where(active, 1.0 / grams.norms, 0.0))
+    conflicts = torch.zeros(len(grams.groups), dtype=torch.int64)
+    for part in cosines.parts():
+        conflicts[part] = (cosines.of(part) < _NEGATIVE).sum((-2, -1)) // 2
     inner, step_norms = applied.inner, applied.norms
     opposed = (inner < _NEGATIVE * step_norms.clamp(min=1e-300).unsqueeze(-1)) & active
     along_memory = (grams.memory_products * combination.weights).sum(-1)

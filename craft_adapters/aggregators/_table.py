@@ -11,7 +11,7 @@ from .._intake import Intake, real
 from .._layout import Group, Layout
 from ..projection import Rows
 
-Column = Sequence[Tensor]
+Column = tuple[Tensor, ...]
 """One entry of the global model, of each client in order, of the memory if there is one."""
 
 
@@ -48,8 +48,11 @@ class Table:
         return not self._columns.double.isdisjoint(group.entries)
 
     def rows(self, groups: Sequence[Group], dtype: torch.dtype) -> Rows:
-        """The matrices of some groups; asked for again, the same, whose block may be filled."""
+        """The matrices of some groups. Asked for again, the same, with what they still hold."""
         key = (dtype, tuple(groups))
+        for other, rows in self._rows.items():
+            if other != key:
+                rows.release()
         if key not in self._rows:
             self._rows[key] = self._make_rows(groups, dtype)
         return self._rows[key]
@@ -63,7 +66,7 @@ class Table:
         def read(number: int, start: int, stop: int) -> Column:
             column = columns[names[number]]
             if stop - start < column[0].numel():
-                return [value.reshape(-1)[start:stop] for value in column]
+                return tuple(value.reshape(-1)[start:stop] for value in column)
             return column
 
         clients = self._intake.clients

@@ -14,7 +14,7 @@ from .._contract import ClientUpdate, State
 from .._layout import Granularity, Layout
 from ..errors import CheckpointError, OptionError
 from ..plugins import hookimpl
-from ..projection import Solution, solve
+from ..projection import Cosines, Solution, solve
 from ._gram_rule import Combination, GramRule, Grams
 
 __all__ = ["AgreementWarning", "Craft"]
@@ -159,13 +159,10 @@ class Craft(GramRule):
         has_reference = grams.memory_norms > _NO_REFERENCE
         reference = torch.where(has_reference, 1.0 / grams.memory_norms, 0.0)
 
-        cosines = grams.products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
-        cosines.diagonal(dim1=-2, dim2=-1).copy_(active)
         before = grams.memory_products * inverse * reference.unsqueeze(-1)  # U r
         shares = self._shares(grams, active)
         solution = solve(
-            cosines,
-            active,
+            Cosines(grams.products, inverse),
             torch.stack([shares, before, active.to(torch.float64)], dim=-1),
             # Float32 rows that ought to be equal differ by its eps, so their difference has eps^2
             # in the Gram matrix; what float64 itself loses there is the lower limit.

@@ -9,8 +9,8 @@ What is computed in what: see :func:`gram` and :func:`combine`. The m x m part i
 CPU.
 """
 
-from ._passes import Correction, combine, gram, sound
+from ._passes import Correction, combine, gram
 from ._rows import Rows
-from ._solve import Solution, solve
+from ._solve import Cosines, Solution, solve, sound
 
-__all__ = ["Correction", "Rows", "Solution", "combine", "gram", "solve", "sound"]
+__all__ = ["Correction", "Cosines", "Rows", "Solution", "combine", "gram", "solve", "sound"]

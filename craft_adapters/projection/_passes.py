@@ -7,15 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ._plan import Pack
+from ._plan import Pack, Run
 from ._rows import Rows, batch
-
-# Squares of lengths outside of this lose digits in float32 (or are zero, or not finite).
-_SOUND_RANGE = (1e-24, 1e30)
-# Smallest square of a Cholesky pivot of the cosines: the part of a unit update that the ones
-# before it leave over. Float32 products are good to about 1e-7 of a unit, and one correction
-# divides their error by about this / 1e-7.
-_SOUND_PIVOT = 1e-3
 
 
 def gram(rows: Rows) -> Tensor:
@@ -43,29 +36,8 @@ def gram(rows: Rows) -> Tensor:
         for block, matrix in rows.blocks(pack):
             for run in block.runs:
                 part = batch(matrix, run)
-                products = torch.bmm(part, part.mT).view(run.groups, run.chunks, count, count)
-                total[run.members] += products.sum(1, dtype=torch.float64)
+                total[run.members] += _over_chunks(torch.bmm(part, part.mT), run)
     return total
-
-
-def sound(products: Tensor) -> Tensor:
-    """Where float32 products served: all lengths in range, and no row nearly dependent.
-
-    Args:
-        products: (groups, m, m) Gram matrices from float32 rows.
-
-    Returns:
-        (groups,) bool.
-    """
-    squares = products.diagonal(dim1=-2, dim2=-1)
-    low, high = _SOUND_RANGE
-    within = ((squares >= low) & (squares <= high)).all(-1)
-    inverse = squares.rsqrt()
-    cosines = products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
-    one = torch.eye(products.shape[-1], dtype=products.dtype, device=products.device)
-    factor, info = torch.linalg.cholesky_ex(cosines.where(within[:, None, None], one))
-    pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-    return within & (info == 0) & (pivots >= _SOUND_PIVOT)
 
 
 Correction = Callable[[slice, Tensor], Tensor | None]
@@ -98,30 +70,36 @@ def combine(
     """
     steps = torch.zeros(rows.plan.length, dtype=rows.dtype, device=rows.device)
     inner = torch.zeros_like(weights) if correct is not None else None
+    rounded = weights.to(rows.dtype)
     for pack in rows.plan.packs:
-        _add(steps, rows, pack, weights, inner)
+        _add(steps, rows, pack, rounded, inner)
         if correct is not None and inner is not None:
             members = slice(pack.first, pack.last)
             more = correct(members, inner[members])
             if more is not None:
-                every = torch.zeros_like(weights)
+                every = torch.zeros_like(rounded)
                 every[members] = more
                 inner[members] = 0.0
                 _add(steps, rows, pack, every, inner)
     return steps, inner
 
 
-def _add(
-    steps: Tensor, rows: Rows, pack: Pack, weights: Tensor, inner: Tensor | None = None
-) -> None:
+def _add(steps: Tensor, rows: Rows, pack: Pack, weights: Tensor, inner: Tensor | None) -> None:
     """Add a combination of the rows to the steps; to ``inner``, the products of both."""
-    rounded = weights.to(rows.dtype)
     for block, matrix in rows.blocks(pack):
         step = steps[block.start : block.stop]
         for run in block.runs:
             part, place = batch(matrix, run), step[run.columns].view(-1, 1, run.width)
-            each = rounded[run.members].repeat_interleave(run.chunks, 0).unsqueeze(1)
-            place.baddbmm_(each, part)
+            each = weights[run.members]
+            if run.chunks > 1:
+                each = each.repeat_interleave(run.chunks, 0)
+            place.baddbmm_(each.unsqueeze(1), part)
             if inner is not None:
-                products = torch.bmm(part, place.mT).view(run.groups, run.chunks, -1)
-                inner[run.members] += products.sum(1, dtype=torch.float64)
+                inner[run.members] += _over_chunks(torch.bmm(part, place.mT), run).squeeze(-1)
+
+
+def _over_chunks(products: Tensor, run: Run) -> Tensor:
+    """Sums over the chunks of each group, in float64."""
+    if run.chunks == 1:
+        return products
+    return products.view(-1, run.chunks, *products.shape[1:]).sum(1, dtype=torch.float64)

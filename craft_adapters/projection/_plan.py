@@ -30,28 +30,21 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Equal groups side by side in a block: ``groups * chunks`` matrices of ``width`` columns."""
+    """Equal groups side by side in a block: ``groups * chunks`` matrices of ``width`` columns.
 
-    first: int
+    Attributes:
+        groups: Number of groups.
+        chunks: Matrices per group.
+        width: Columns of each.
+        members: Positions of the groups.
+        columns: Their place in the block.
+    """
+
     groups: int
     chunks: int
     width: int
-    column: int
-
-    @property
-    def matrices(self) -> int:
-        """Number of equal matrices."""
-        return self.groups * self.chunks
-
-    @property
-    def columns(self) -> slice:
-        """Their place in the block."""
-        return slice(self.column, self.column + self.matrices * self.width)
-
-    @property
-    def members(self) -> slice:
-        """Positions of the groups."""
-        return slice(self.first, self.first + self.groups)
+    members: slice
+    columns: slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +113,8 @@ def plan(groups: tuple[tuple[int, ...], ...], columns: int) -> Plan:
         >>> two = plan(((3, 1), (4,)), columns=100)
         >>> two.spans
         ((0, 4), (4, 8))
-        >>> two.packs[0].blocks[0].runs
-        (Run(first=0, groups=2, chunks=1, width=4, column=0),)
+        >>> [run.columns for run in two.packs[0].blocks[0].runs]
+        [slice(0, 8, None)]
     """
     places: list[_Place] = []
     numbers = itertools.count()
@@ -204,4 +197,10 @@ def _runs(places: list[_Place], first: int, last: int, left: int, right: int) ->
             equal = list(members)
             start = max(places[equal[0]].start, left)
             here = (min(places[equal[-1]].stop, right) - start) // (width * len(equal))
-            yield Run(equal[0], len(equal), here, width, start - left)
+            yield Run(
+                len(equal),
+                here,
+                width,
+                members=slice(equal[0], equal[-1] + 1),
+                columns=slice(start - left, start - left + len(equal) * here * width),
+            )

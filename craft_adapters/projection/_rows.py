@@ -18,6 +18,8 @@ _BLOCK_GPU = 1 << 29
 # values of 16 numbers by 6 times.
 _SHORT = 1 << 9
 
+Values = tuple[Tensor, ...] | list[Tensor]
+
 
 class Rows:
     """Per group, the matrix D whose rows are ``base - state`` for each state, then directions.
@@ -57,7 +59,7 @@ class Rows:
     def __init__(
         self,
         groups: Sequence[Sequence[int]],
-        read: Callable[[int, int, int], Sequence[Tensor]],
+        read: Callable[[int, int, int], Values],
         *,
         states: int,
         directions: int,
@@ -105,15 +107,14 @@ class Rows:
         for pack in self.plan.packs:
             for block in pack.blocks:
                 for run in block.runs:
-                    part = steps[block.start : block.stop][run.columns].view(run.groups, -1)
-                    length = torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
-                    squares[run.members] += length.square()
+                    part = steps[block.start : block.stop][run.columns].view(-1, 1, run.width)
+                    products = torch.bmm(part, part.mT).view(run.groups, run.chunks)
+                    squares[run.members] += products.sum(1, dtype=torch.float64)
         return squares.sqrt()
 
     def release(self) -> None:
-        """Give the memory back, unless it holds everything."""
-        if self._filled is None or self._filled.stop - self._filled.start < self.plan.length:
-            self._memory = self._filled = None
+        """Give the memory back; the next pass reads what it needs again."""
+        self._memory = self._filled = None
 
     def _fill(self, memory: Tensor, block: Block) -> None:
         for piece in block.pieces:
@@ -129,10 +130,10 @@ class Rows:
 
 def batch(block: Tensor, run: Run) -> Tensor:
     """The equal matrices of a run, (matrices, rows, width): a view of the block."""
-    return block[:, run.columns].view(-1, run.matrices, run.width).transpose(0, 1)
+    return block[:, run.columns].view(block.shape[0], -1, run.width).transpose(0, 1)
 
 
-def _stack(values: Sequence[Tensor], target: Tensor) -> None:
+def _stack(values: Values, target: Tensor) -> None:
     """Put values into the rows of ``target``: one copy for all that are on one device."""
     if not _together(values, target):
         start = 0
@@ -145,12 +146,12 @@ def _stack(values: Sequence[Tensor], target: Tensor) -> None:
             else:
                 rows.copy_(_staged(some, target.device), non_blocking=True)
     elif values[0].numel() < _SHORT:
-        target.copy_(torch.stack(list(values)))
+        target.copy_(torch.stack(values))
     else:
-        torch.stack(list(values), out=target)
+        torch.stack(values, out=target)
 
 
-def _together(values: Sequence[Tensor], target: Tensor) -> bool:
+def _together(values: Values, target: Tensor) -> bool:
     if target.is_cpu:  # several times faster than comparing devices
         return all([value.is_cpu for value in values])
     return {value.device for value in values} == {target.device}
