@@ -49,7 +49,6 @@ class Intake:
             ValueError: a client id occurs twice.
             NoUsableUpdates: nobody reported, or nobody has examples.
             IncompatibleUpdate: entry names do not fit, by client and entry.
-            NonFiniteUpdate: the global model holds NaN or infinity, by entry.
         """
         everyone = sorted(updates, key=_order)
         for first, second in itertools.pairwise(everyone):
@@ -72,7 +71,6 @@ class Intake:
         prefix = _wrapping(state)
         prefixes = {update.client_id: _wrapping(update.values) for update in clients}
         payload = _payload(state, prefix, clients, prefixes)
-        _check_finite(state)
         return cls(state, tuple(clients), tuple(dropped), payload, prefixes, prefix)
 
     def read(self, entries: Sequence[str]) -> list[list[Tensor]]:
@@ -116,6 +114,30 @@ class Intake:
         ):
             raise _misfit(client, entry, value, expected)
         return real(value)
+
+    def check_global(self, entries: Iterable[str]) -> None:
+        """One pass over entries of the global model, and one wait for each device they are on.
+
+        Raises:
+            NonFiniteUpdate: one holds NaN or infinity, by entry.
+        """
+        floats = {}
+        for entry in entries:
+            value = self.state[entry]
+            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+                floats[entry] = value.detach()
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for value in floats.values():
+            # Of one dtype, to be stacked; a sum that overflows only costs the search below.
+            by_device.setdefault(value.device, []).append(value.sum().abs().to(torch.float64))
+        if all(bool(torch.stack(sums).isfinite().all()) for sums in by_device.values()):
+            return
+        for entry, value in floats.items():
+            if not bool(torch.isfinite(value).all()):
+                raise NonFiniteUpdate(
+                    f"the global model holds NaN or infinity in entry {entry!r}; "
+                    "go back to a sound checkpoint"
+                )
 
     def without(self, bad: Iterable[int], groups: Iterable[Group], on_nonfinite: str) -> Intake:
         """Leave out the clients at the given positions, whose values are not finite.
@@ -234,24 +256,3 @@ def _misfit(client: ClientUpdate, entry: str, value: Any, expected: Tensor) -> I
         f"client {client.client_id!r}, entry {entry!r}: expected a dense tensor "
         f"{describe(expected)}, got {got}"
     )
-
-
-def _check_finite(state: Mapping[str, Any]) -> None:
-    """One pass over the global model, and one wait for each device it is on."""
-    floats = {
-        name: value.detach()
-        for name, value in state.items()
-        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-    }
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for value in floats.values():
-        # Of one dtype, to be stacked; a sum that overflows only costs the search below.
-        by_device.setdefault(value.device, []).append(value.sum().abs().to(torch.float64))
-    if all(bool(torch.stack(sums).isfinite().all()) for sums in by_device.values()):
-        return
-    for name, value in floats.items():
-        if not bool(torch.isfinite(value).all()):
-            raise NonFiniteUpdate(
-                f"the global model holds NaN or infinity in entry {name!r}; "
-                "go back to a sound checkpoint"
-            )

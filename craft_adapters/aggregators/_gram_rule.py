@@ -7,6 +7,9 @@ which things may fail; a rule only turns Gram matrices into weights.
 from __future__ import annotations
 
 import copy
+import itertools
+import math
+import operator
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -219,6 +222,9 @@ class GramRule(Aggregator):
     def _gram_pass(self, intake: Intake, layout: Layout) -> tuple[Grams, Intake, Table]:
         """First read of the updates. Leaves out clients whose values are not finite."""
         groups, count = layout.groups, len(intake.clients)
+        # Where clients sent models, what is not finite in the global one shows in all differences.
+        shows = set(intake.payload) if intake.clients[0].kind == "state" else set()
+        intake.check_global(entry for entry in intake.state if entry not in shows)
         table = Table(intake, layout, self.memory(), self.device)
         products = torch.zeros(0, dtype=torch.float64)
         exact = torch.ones(len(groups), dtype=torch.bool)
@@ -240,6 +246,7 @@ class GramRule(Aggregator):
         double = [table.double(group) for group in groups]
         widths = [sum(real(intake.state[e]).numel() for e in group.entries) for group in groups]
         if not bool(finite.all()):
+            intake.check_global(intake.state)
             bad = (~finite).nonzero().flatten().tolist()
             intake = intake.without(bad, (*groups, _buffers(layout)), self.on_nonfinite)
             kept = torch.cat([finite.nonzero().flatten(), torch.tensor([count])])
@@ -454,41 +461,50 @@ def _report_groups(
     along_memory += grams.memory_norms.square() * combination.memory_weights
     cosine = along_memory / (grams.memory_norms * step_norms)
     cosine = cosine.where(combination.memory_weights != 0, torch.nan)
-    residuals = (
-        [None] * len(grams.groups)
-        if combination.targets is None
-        else (inner - combination.targets).abs().where(active, 0.0).amax(-1).tolist()
+    residuals: list[float] | list[None] = [None] * len(grams.groups)
+    if combination.targets is not None:
+        residuals = (inner - combination.targets).abs().where(active, 0.0).amax(-1).tolist()
+    solution, notes = combination.solution, combination.notes
+    ranks = (solution.rank if solution else active.sum(-1)).tolist()
+    lows = _finite(solution.eigenvalue_min if solution else None, grams)
+    highs = _finite(solution.eigenvalue_max if solution else None, grams)
+    consensus = _finite(combination.consensus, grams)
+    rows = zip(
+        grams.groups,
+        grams.widths.tolist(),
+        active.tolist(),
+        conflicts.tolist(),
+        opposed.tolist(),
+        residuals,
+        _finite(cosine, grams),
+        step_norms.tolist(),
+        strict=True,
     )
-    solution = combination.solution
     reports = []
-    for q, group in enumerate(grams.groups):
-        flags = active[q].tolist()
-        some = any(flags)
+    for q, (group, width, flags, before, against, residual, along, norm) in enumerate(rows):
         reports.append(
             GroupReport(
                 name=group.name,
-                width=int(grams.widths[q]),
-                clients=tuple(c for c, flag in zip(ids, flags, strict=True) if flag),
-                inactive=tuple(c for c, flag in zip(ids, flags, strict=True) if not flag),
-                conflicts_before=int(conflicts[q]),
-                conflicts_after=tuple(
-                    c for c, flag in zip(ids, opposed[q].tolist(), strict=True) if flag
-                ),
-                residual=residuals[q] if some else None,
-                cosine_to_reference=_finite(cosine[q]),
-                step_norm=float(step_norms[q]),
-                eigenvalue_min=_finite(solution.eigenvalue_min[q]) if solution else None,
-                eigenvalue_max=_finite(solution.eigenvalue_max[q]) if solution else None,
-                rank=int(solution.rank[q]) if solution else sum(flags),
-                consensus=(
-                    _finite(combination.consensus[q]) if combination.consensus is not None else None
-                ),
-                note=combination.notes.get(q, ""),
+                width=int(width),
+                clients=tuple(itertools.compress(ids, flags)),
+                inactive=tuple(itertools.compress(ids, map(operator.not_, flags))),
+                conflicts_before=before,
+                conflicts_after=tuple(itertools.compress(ids, against)),
+                residual=residual if any(flags) else None,
+                cosine_to_reference=along,
+                step_norm=norm,
+                eigenvalue_min=lows[q],
+                eigenvalue_max=highs[q],
+                rank=ranks[q],
+                consensus=consensus[q],
+                note=notes.get(q, ""),
             )
         )
     return tuple(reports)
 
 
-def _finite(value: Tensor) -> float | None:
-    number = float(value)
-    return number if abs(number) < torch.inf else None
+def _finite(values: Tensor | None, grams: Grams) -> list[float | None]:
+    """Per group; None for what is not finite, or was not computed."""
+    if values is None:
+        return [None] * len(grams.groups)
+    return [number if abs(number) < math.inf else None for number in values.tolist()]

@@ -120,7 +120,8 @@ class Rows:
         for piece in block.pieces:
             values = self._read(piece.entry, piece.start, piece.stop)
             target = memory[:, piece.column : piece.column + piece.stop - piece.start]
-            _stack(values, target.view(len(values), *values[0].shape))
+            shape = values[0].shape
+            _stack(values, target if len(shape) == 1 else target.view(-1, *shape))
         for start, stop in block.gaps:
             memory[:, start:stop] = 0.0
         states = memory[1 : 1 + self._states]

@@ -176,14 +176,15 @@ def _extremes(matrices: Tensor, factor: Tensor, active: Tensor) -> tuple[Tensor,
     start[1::2] *= -1.0
     down = (active * start).unsqueeze(-1)
     up = (active * start.abs()).unsqueeze(-1)
-    for _ in range(_ITERATIONS):
-        down = torch.nn.functional.normalize(torch.cholesky_solve(down, factor), dim=1)
-        up = torch.nn.functional.normalize(matrices @ up, dim=1)
+    for _ in range(_ITERATIONS):  # from 1e-16 to 1e4 to this power fits: no need to normalise
+        down = torch.cholesky_solve(down, factor)
+        up = matrices @ up
     return _rayleigh(matrices, down), _rayleigh(matrices, up)
 
 
 def _rayleigh(matrices: Tensor, vectors: Tensor) -> Tensor:
-    return (vectors.mT @ matrices @ vectors).flatten()
+    along = (vectors * (matrices @ vectors)).sum(dim=(-2, -1))
+    return along / vectors.square().sum(dim=(-2, -1))
 
 
 def _by_eigenvalues(
