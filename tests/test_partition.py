@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from craft_adapters.errors import OptionError
 from craft_adapters.simulation import (
     Dataset,
+    count_clients,
     dirichlet_partition,
+    iid_partition,
     load_digits,
+    load_split,
     sample_clients,
+    save_split,
+    surviving_clients,
     train_test_split,
+    writer_partition,
 )
 
 
@@ -242,3 +250,113 @@ def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dataset_of_two_lengths() -> None:
     with pytest.raises(ValueError, match="'odd': 2 examples in x but 3 labels"):
         Dataset("odd", torch.zeros(2, 1), torch.zeros(3), num_classes=1)
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 60), num_clients=st.integers(1, 60), seed=st.integers(0, 2**40))
+def test_iid_parts_cover_and_are_even(n: int, num_clients: int, seed: int) -> None:
+    if num_clients > n:
+        with pytest.raises(ValueError, match="cannot share"):
+            iid_partition(n, num_clients=num_clients, seed=seed)
+        return
+    parts = iid_partition(n, num_clients=num_clients, seed=seed)
+    assert_covers(parts, n)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert same(parts, iid_partition(n, num_clients=num_clients, seed=seed))
+
+
+def test_iid_is_random() -> None:
+    one, two = (iid_partition(100, num_clients=5, seed=seed) for seed in (1, 2))
+    assert not same(one, two)
+    assert not np.array_equal(one[0], np.arange(20))
+
+
+@settings(deadline=None)
+@given(writers=st.lists(st.integers(-2, 9), min_size=1, max_size=50), data=st.data())
+def test_writers_keep_their_examples(writers: list[int], data: st.DataObject) -> None:
+    everyone = writer_partition(writers, seed=0)
+    assert_covers(everyone, len(writers))
+    assert [{writers[i] for i in part} for part in everyone] == [{w} for w in sorted(set(writers))]
+    m = data.draw(st.integers(1, len(everyone)))
+    some = writer_partition(torch.tensor(writers), num_clients=m, seed=3)
+    assert len(some) == m
+    assert {tuple(part) for part in some} <= {tuple(part) for part in everyone}
+
+
+def test_more_clients_than_writers() -> None:
+    with pytest.raises(ValueError, match="3 clients need as many writers; there are 2"):
+        writer_partition([0, 1, 1], num_clients=3, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "join", "drop", "selected", "surviving"),
+    [
+        (10, 1.0, 0.9, 10, 1),
+        (100, 0.29, 0.0, 29, 29),
+        (100, 0.07, 0.0, 7, 7),
+        (5, 0.1, 0.0, 1, 1),
+        (3, 1.0, 0.0, 3, 3),
+        (10, 4, 0.5, 4, 2),
+    ],
+)
+def test_shares_of_clients_are_counted_exactly(  # WGT-08
+    num_clients: int, join: float, drop: float, selected: int, surviving: int
+) -> None:
+    count = count_clients(num_clients, join)
+    assert count == selected
+    drawn = sample_clients(num_clients, count, round=0, seed=0)
+    left = surviving_clients(drawn, drop, round=0, seed=0)
+    assert len(left) == surviving
+    assert set(left) <= set(drawn)
+    assert left == sorted(left)
+
+
+@pytest.mark.parametrize("wanted", [0, 11, 0.0, 1.5, -0.1, float("nan")])
+def test_impossible_shares(wanted: float) -> None:
+    with pytest.raises(ValueError, match=r"share of clients|number of clients must be in 1\.\.10"):
+        count_clients(10, wanted)
+
+
+def test_nobody_can_be_made_to_answer() -> None:
+    with pytest.raises(ValueError, match="drop_rate must be at least 0 and below 1"):
+        surviving_clients([0, 1], 1.0, round=0, seed=0)
+
+
+def test_a_split_survives_its_file(tmp_path: Path) -> None:
+    split = train_test_split(iid_partition(50, num_clients=4, seed=0), seed=0)
+    save_split(split, tmp_path / "partition.json")
+    again = load_split(tmp_path / "partition.json", 50, seed=9)
+    assert same(again.train, split.train)
+    assert same(again.test, split.test)
+
+
+def test_an_index_file_without_a_test_part_is_split(tmp_path: Path) -> None:
+    path = tmp_path / "index.json"
+    path.write_text("[[4, 2, 0, 1, 3], [9]]")
+    got = load_split(path, 10, seed=0)
+    expected = train_test_split([[0, 1, 2, 3, 4], [9]], seed=0)
+    assert same(got.train, expected.train)
+    assert same(got.test, expected.test)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "cannot be read as JSON"),
+        ("{}", "one list of indices per client"),
+        ("[]", "one list of indices per client"),
+        ('{"train": [[0]], "test": []}', "one list of indices per client, alone or under"),
+        ('{"train": [[0]], "test": [[1], [2]]}', "1 clients in train but 2 in test"),
+        ("[[0], [1.5]]", "client 1 is no list of whole numbers"),
+        ("[[true]]", "client 0 is no list of whole numbers"),
+        ("[[0, 10]]", r"index 10 is outside 0\.\.9"),
+        ("[[-1]]", r"index -1 is outside 0\.\.9"),
+        ('{"train": [[0]], "test": [[0]]}', "index 0 is used more than once"),
+    ],
+)
+def test_index_files_that_cannot_be(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "index.json"
+    path.write_text(content)
+    with pytest.raises(OptionError, match=message) as caught:
+        load_split(path, 10, seed=0)
+    assert str(path) in str(caught.value)

@@ -6,14 +6,36 @@ draw has its own seeded generator: the global ones of numpy, random and torch ar
 
 from __future__ import annotations
 
-from ._datasets import Dataset, load_digits
-from ._partition import Split, dirichlet_partition, sample_clients, train_test_split
+from ._augment import crop_flip
+from ._datasets import Dataset, DatasetNotFound, load_digits
+from ._partition import (
+    Split,
+    count_clients,
+    dirichlet_partition,
+    iid_partition,
+    sample_clients,
+    surviving_clients,
+    train_test_split,
+    writer_partition,
+)
+from ._sources import available_datasets, load_dataset
+from ._split_file import load_split, save_split
 
 __all__ = [
     "Dataset",
+    "DatasetNotFound",
     "Split",
+    "available_datasets",
+    "count_clients",
+    "crop_flip",
     "dirichlet_partition",
+    "iid_partition",
+    "load_dataset",
     "load_digits",
+    "load_split",
     "sample_clients",
+    "save_split",
+    "surviving_clients",
     "train_test_split",
+    "writer_partition",
 ]

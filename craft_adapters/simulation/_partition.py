@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Split", "dirichlet_partition", "sample_clients", "train_test_split"]
+from ._streams import CLIENTS, PARTITION, SURVIVORS, TRAIN_TEST, generator, integer
+
+__all__ = [
+    "IndexArray",
+    "Split",
+    "count_clients",
+    "dirichlet_partition",
+    "iid_partition",
+    "sample_clients",
+    "surviving_clients",
+    "train_test_split",
+    "writer_partition",
+]
 
 IndexArray = npt.NDArray[np.int64]
-
-# One stream of random numbers per purpose: with the same seed for everything, the clients drawn
-# in a round still have nothing to do with the split.
-_PARTITION, _TRAIN_TEST, _CLIENTS = range(3)
 
 
 class Split(NamedTuple):
@@ -62,13 +70,9 @@ def dirichlet_partition(
         >>> sum(map(len, parts)), min(map(len, parts)) >= 10
         (100, True)
     """
-    if isinstance(labels, torch.Tensor):
-        labels = labels.detach().cpu().numpy()
-    labels = np.asarray(labels)
-    if labels.ndim != 1:
-        raise ValueError(f"labels must have shape (n,), one label per example; got {labels.shape}")
-    num_clients = _integer("num_clients", num_clients, at_least=1)
-    min_size = _integer("min_size", min_size, at_least=0)
+    labels = _one_per_example("labels", labels)
+    num_clients = integer("num_clients", num_clients, at_least=1)
+    min_size = integer("min_size", min_size, at_least=0)
     if not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be a finite number > 0, got {alpha}")
     if num_clients * min_size > len(labels):
@@ -77,7 +81,7 @@ def dirichlet_partition(
             f"{num_clients * min_size} examples, but there are {len(labels)}; "
             "lower num_clients or min_size"
         )
-    rng = _generator(seed, _PARTITION)
+    rng = generator(seed, PARTITION)
     classes, class_of = np.unique(labels, return_inverse=True)
     owner = np.zeros(len(labels), dtype=np.int64)
     for c in range(len(classes)):
@@ -88,6 +92,67 @@ def dirichlet_partition(
     sizes = np.bincount(owner, minlength=num_clients)
     by_owner = np.argsort(owner, kind="stable").astype(np.int64)
     return np.split(by_owner, np.cumsum(sizes)[:-1])
+
+
+def iid_partition(num_examples: int, *, num_clients: int, seed: int) -> list[IndexArray]:
+    """Split a data set over clients at random, in parts whose sizes differ by one at the most.
+
+    Args:
+        num_examples: Number of examples n.
+        num_clients: Number of clients, 1..n: each gets at least one example.
+        seed: Non-negative. Same seed, same split.
+
+    Returns:
+        Per client the sorted indices of its examples, int64. Each of 0..n-1 is in exactly one.
+
+    Raises:
+        ValueError: an argument out of its range.
+        TypeError: an argument is not an integer.
+
+    Example:
+        >>> [len(part) for part in iid_partition(10, num_clients=3, seed=0)]
+        [4, 3, 3]
+    """
+    num_clients = integer("num_clients", num_clients, at_least=1)
+    num_examples = integer("num_examples", num_examples, at_least=0)
+    if num_clients > num_examples:
+        raise ValueError(f"{num_clients} clients cannot share {num_examples} examples")
+    order = generator(seed, PARTITION).permutation(num_examples).astype(np.int64)
+    return [np.sort(part) for part in np.array_split(order, num_clients)]
+
+
+def writer_partition(
+    writers: npt.ArrayLike | torch.Tensor, *, num_clients: int | None = None, seed: int
+) -> list[IndexArray]:
+    """One client per writer: the examples that one person wrote.
+
+    Args:
+        writers: One writer per example, shape (n,), of any type that can be sorted.
+        num_clients: How many writers to draw; None takes all. The examples of a writer who is not
+            drawn are in no part.
+        seed: Non-negative. Same seed, same draw.
+
+    Returns:
+        Per client, in the order of the writers, the sorted indices of its examples, int64.
+
+    Raises:
+        ValueError: there are fewer writers than ``num_clients``, or ``writers`` is not
+            one-dimensional.
+        TypeError: a count or the seed is not an integer.
+
+    Example:
+        >>> [part.tolist() for part in writer_partition(["b", "a", "b"], seed=0)]
+        [[1], [0, 2]]
+    """
+    names, owner = np.unique(_one_per_example("writers", writers), return_inverse=True)
+    chosen = np.arange(len(names))
+    if num_clients is not None:
+        num_clients = integer("num_clients", num_clients, at_least=1)
+        if num_clients > len(names):
+            raise ValueError(f"{num_clients} clients need as many writers; there are {len(names)}")
+        chosen = np.sort(generator(seed, PARTITION).permutation(len(names))[:num_clients])
+    parts = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
+    return [parts[writer].astype(np.int64) for writer in chosen]
 
 
 def train_test_split(
@@ -121,7 +186,7 @@ def train_test_split(
         raise ValueError(f"test_fraction must be between 0 and 1, got {test_fraction}")
     split = Split([], [])
     for client, part in enumerate(parts):
-        indices = _generator(seed, _TRAIN_TEST, client).permutation(_indices(client, part))
+        indices = generator(seed, TRAIN_TEST, client).permutation(_indices(client, part))
         size = round(test_fraction * len(indices))
         size = max(1, min(size, len(indices) - 1)) if len(indices) > 1 else 0
         split.test.append(np.sort(indices[:size]))
@@ -152,13 +217,81 @@ def sample_clients(num_clients: int, per_round: int, *, round: int, seed: int) -
         >>> sample_clients(4, 4, round=0, seed=0)
         [0, 1, 2, 3]
     """
-    num_clients = _integer("num_clients", num_clients, at_least=1)
-    per_round = _integer("per_round", per_round, at_least=1)
+    num_clients = integer("num_clients", num_clients, at_least=1)
+    per_round = integer("per_round", per_round, at_least=1)
     if per_round > num_clients:
         raise ValueError(f"cannot draw per_round={per_round} of num_clients={num_clients} clients")
-    rng = _generator(seed, _CLIENTS, _integer("round", round, at_least=0))
+    rng = generator(seed, CLIENTS, integer("round", round, at_least=0))
     drawn: list[int] = np.sort(rng.permutation(num_clients)[:per_round]).tolist()
     return drawn
+
+
+def count_clients(num_clients: int, wanted: int | float) -> int:
+    """How many clients a number or a share of them is, at least 1.
+
+    A share is taken at its decimal value: 0.29 of 100 is 29, where a float product rounded down
+    is 28 and 0.07 of 100 rounded up is 8.
+
+    Args:
+        num_clients: Number of clients there are.
+        wanted: A count (int, 1..num_clients) or a share (float, above 0, at most 1).
+
+    Raises:
+        ValueError: a count or a share out of its range.
+
+    Example:
+        >>> count_clients(100, 0.29), count_clients(100, 7), count_clients(5, 0.1)
+        (29, 7, 1)
+    """
+    if isinstance(wanted, float):
+        if not 0 < wanted <= 1:
+            raise ValueError(f"a share of clients must be above 0 and at most 1, got {wanted}")
+        return _share(num_clients, Fraction(str(wanted)))
+    if not 1 <= wanted <= num_clients:
+        raise ValueError(f"a number of clients must be in 1..{num_clients}, got {wanted}")
+    return wanted
+
+
+def surviving_clients(
+    clients: Sequence[int], drop_rate: float, *, round: int, seed: int
+) -> list[int]:
+    """The drawn clients that answer: ``drop_rate`` of them do not, but one always does.
+
+    Args:
+        clients: The clients drawn for this round.
+        drop_rate: Share of them that is lost, at least 0 and below 1; see :func:`count_clients`.
+        round: The round's number, from 0.
+        seed: Non-negative. Same seed, same survivors.
+
+    Returns:
+        In the order given.
+
+    Raises:
+        ValueError: ``drop_rate`` is out of its range.
+
+    Example:
+        >>> len(surviving_clients(range(10), 0.9, round=0, seed=0))
+        1
+    """
+    if not 0 <= drop_rate < 1:
+        raise ValueError(f"drop_rate must be at least 0 and below 1, got {drop_rate}")
+    # Not 1 - drop_rate: in floats 1 - 0.9 is less than 0.1.
+    keep = _share(len(clients), 1 - Fraction(str(float(drop_rate))))
+    order = generator(seed, SURVIVORS, round).permutation(len(clients))
+    return [clients[i] for i in np.sort(order[:keep])]
+
+
+def _share(count: int, share: Fraction) -> int:
+    return max(1, round(share * count))
+
+
+def _one_per_example(name: str, values: npt.ArrayLike | torch.Tensor) -> npt.NDArray[Any]:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    values = np.asarray(values)
+    if values.ndim != 1:
+        raise ValueError(f"{name} must have shape (n,), one label per example; got {values.shape}")
+    return values
 
 
 def _dirichlet(alpha: float, size: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -206,22 +339,6 @@ def _fill_up(owner: IndexArray, num_clients: int, min_size: int, rng: np.random.
             owner[next(stock[giver])] = taker
             sizes[giver] -= 1
             sizes[taker] += 1
-
-
-def _generator(seed: int, *key: int) -> np.random.Generator:
-    """An independent stream of random numbers for each seed and key."""
-    entropy = _integer("seed", seed, at_least=0)
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=key)))
-
-
-def _integer(name: str, value: SupportsIndex, *, at_least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if number < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, got {number}")
-    return number
 
 
 def _indices(client: int, part: npt.ArrayLike) -> IndexArray:
