@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         PluginError,
         UnsupportedSetup,
     )
+    from .lazy import LazyValues, Spill
     from .plugins import available_aggregators, get_aggregator, hookimpl
 
 __all__ = [
@@ -45,10 +46,12 @@ __all__ = [
     "GroupReport",
     "IncompatibleUpdate",
     "Layout",
+    "LazyValues",
     "NoUsableUpdates",
     "NonFiniteUpdate",
     "OptionError",
     "PluginError",
+    "Spill",
     "UnsupportedSetup",
     "available_aggregators",
     "get_aggregator",
@@ -75,6 +78,7 @@ _HOMES = {
         "PluginError",
         "UnsupportedSetup",
     ),
+    "lazy": ("LazyValues", "Spill"),
     "plugins": ("available_aggregators", "get_aggregator", "hookimpl"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -21,6 +21,7 @@ import torch
 
 from . import _checkpoint
 from .errors import CheckpointError, IncompatibleUpdate
+from .lazy import SafetensorsValues
 
 __all__ = [
     "AggregationReport",
@@ -48,7 +49,8 @@ class ClientUpdate:
         num_examples: Number of training examples used, finite and >= 0. Zero leaves the client
             out (and the report says so). Numpy and 0-d torch scalars are read as numbers.
         values: Entry name -> tensor or numpy array, any dtype and device. May be lazy: an entry is
-            asked for at most twice per call, once in each of the two passes.
+            asked for at most twice per call, once in each of the two passes; of a
+            :class:`craft_adapters.LazyValues`, in parts if it is wide.
         kind: ``"state"``: the client's model after training, theta_i. ``"update"``: the difference
             theta_t - theta_i (global minus client, the sign of a gradient).
         loss: Loss of the *broadcast* model on the client's training data, for rules that need it.
@@ -91,6 +93,33 @@ class ClientUpdate:
             raise IncompatibleUpdate(
                 f"{who}: values must map entry names to tensors, got {type(self.values).__name__}"
             )
+
+    @classmethod
+    def from_safetensors(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        client_id: ClientId,
+        num_examples: float,
+        kind: Literal["state", "update"] = "state",
+        loss: float | None = None,
+        local_steps: int | None = None,
+    ) -> ClientUpdate:
+        """A client whose values stay in a safetensors file until a pass comes to them.
+
+        Args:
+            path: The file; it must stay as it is until the round is over.
+            client_id: As in :class:`ClientUpdate`, like the others.
+            num_examples: Number of training examples.
+            kind: What the values are.
+            loss: Loss of the broadcast model.
+            local_steps: Number of local optimiser steps.
+
+        Raises:
+            IncompatibleUpdate: the file is missing, cut, or no safetensors file.
+        """
+        values = SafetensorsValues(path)
+        return cls(client_id, num_examples, values, kind, loss, local_steps)
 
     @classmethod
     def join(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 
 from ._contract import ClientUpdate, DroppedClient
-from ._layout import Group
 from .errors import IncompatibleUpdate, NonFiniteUpdate, NoUsableUpdates
+from .lazy import LazyValues
 
 _TENSORS = {Tensor, torch.nn.Parameter}
+# Numbers of an entry that are searched for NaN at a time.
+_PART = 1 << 24
 # Left in front of every entry name by DataParallel/DDP, torch.compile and Opacus.
 _WRAPPERS = ("module.", "_orig_mod.", "_module.")
 
@@ -99,8 +102,32 @@ class Intake:
             table.append(values)
         return table
 
+    def read_part(self, entry: str, start: int, stop: int) -> list[Tensor] | None:
+        """The same for numbers start:stop of one entry, flat; None if a client cannot."""
+        expected: Tensor = self.state[entry]
+        if expected.is_complex():
+            return None
+        parts = []
+        for client in self.clients:
+            name = self._name(client, entry)
+            if isinstance(client.values, LazyValues):
+                shape, dtype = client.values.describe(name)
+                if shape != expected.shape or dtype.is_complex:
+                    stand_in = torch.empty(shape, dtype=dtype, device="meta")
+                    raise _misfit(client, entry, stand_in, expected)
+                parts.append(client.values.part(name, start, stop))
+            elif isinstance(client.values, dict):
+                value = self._checked(client, entry, client.values[name])
+                parts.append(value.reshape(-1)[start:stop])
+            else:
+                return None
+        return parts
+
+    def _name(self, client: ClientUpdate, entry: str) -> str:
+        return self.prefixes[client.client_id] + entry[len(self.prefix) :]
+
     def _value(self, client: ClientUpdate, entry: str) -> Any:
-        return client.values[self.prefixes[client.client_id] + entry[len(self.prefix) :]]
+        return client.values[self._name(client, entry)]
 
     def _checked(self, client: ClientUpdate, entry: str, value: Any) -> Tensor:
         expected: Tensor = self.state[entry]
@@ -139,16 +166,31 @@ class Intake:
                     "go back to a sound checkpoint"
                 )
 
-    def without(self, bad: Iterable[int], groups: Iterable[Group], on_nonfinite: str) -> Intake:
+    def without(
+        self,
+        bad: Iterable[int],
+        entries: Sequence[str],
+        on_nonfinite: str,
+        first: Callable[[int | None], int | None] | None = None,
+    ) -> Intake:
         """Leave out the clients at the given positions, whose values are not finite.
 
         Their values are read once more to name the entry; they will not be read again.
+
+        Args:
+            bad: Positions.
+            entries: Where to look, in order.
+            on_nonfinite: "raise" raises NonFiniteUpdate instead.
+            first: Of the positions of entries that processes found, each in its part, the first.
         """
         positions = set(bad)
         dropped = []
         for position in sorted(positions):
             client = self.clients[position]
-            entry = self._first_nonfinite(client, groups)
+            # None: finite values whose squares are not, as of float64 beyond 1e154.
+            found = next((i for i, e in enumerate(entries) if not self._is_finite(client, e)), None)
+            found = found if first is None else first(found)
+            entry = None if found is None else entries[found]
             if on_nonfinite == "raise":
                 raise NonFiniteUpdate(
                     f"client {client.client_id!r}: NaN or infinity in entry {entry!r}; "
@@ -159,17 +201,20 @@ class Intake:
         if not clients:
             names = ", ".join(f"{drop.client_id!r} ({drop.entry})" for drop in dropped)
             raise NoUsableUpdates(f"every client's update holds NaN or infinity: {names}")
-        return Intake(
-            self.state, clients, (*self.dropped, *dropped), self.payload, self.prefixes, self.prefix
-        )
+        return dataclasses.replace(self, clients=clients, dropped=(*self.dropped, *dropped))
 
-    def _first_nonfinite(self, client: ClientUpdate, groups: Iterable[Group]) -> str | None:
-        for group in groups:
-            for entry in group.entries:
-                value = self._checked(client, entry, self._value(client, entry))
-                if not bool(torch.isfinite(value).all()):
-                    return entry
-        return None  # finite values whose squares are not: float64 beyond 1e154
+    def _is_finite(self, client: ClientUpdate, entry: str) -> bool:
+        size = self.state[entry].numel()
+        alone = dataclasses.replace(self, clients=(client,))
+        if size <= _PART or (first := alone.read_part(entry, 0, _PART)) is None:
+            return bool(torch.isfinite(alone.read([entry])[0][0]).all())
+        if not bool(torch.isfinite(first[0]).all()):
+            return False
+        for start in range(_PART, size, _PART):
+            part = alone.read_part(entry, start, min(start + _PART, size))
+            if part is not None and not bool(torch.isfinite(part[0]).all()):
+                return False
+        return True
 
 
 def _from_numpy(value: np.ndarray[Any, Any]) -> Any:

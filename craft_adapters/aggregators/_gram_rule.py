@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,12 +33,19 @@ from .._intake import Intake, real, shaped
 from .._layout import Granularity, Group, Layout
 from ..errors import CheckpointError, OptionError
 from ..projection import Correction, Cosines, Solution, combine, gram, sound
+from ._shards import Shards, local_state, local_updates, whole_state
 from ._table import Table
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["Combination", "GramRule", "Grams"]
 
 # A cosine below this is negative, not orthogonal and rounded.
 _NEGATIVE = -1e-12
+# Compute capabilities of cards whose float64 runs at half the speed of float32 or more: P100, V100,
+# A100, H100 and H200, B200. On the others it is a thirty-second or less.
+_FAST_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 # Unit roundoff of a group's values, by whether any of them is float64.
 _EPS = {double: torch.finfo(torch.float64 if double else torch.float32).eps for double in (0, 1)}
 # A step whose inner products are this near to their targets (against the largest) is not corrected.
@@ -126,11 +133,16 @@ class GramRule(Aggregator):
             ``"raise"`` raises NonFiniteUpdate.
         device: Where the arithmetic is done: ``"auto"`` (a CUDA device when there is one) or a
             torch device. Results come back on each entry's own device.
+        block_bytes: Memory to work in, at most; chosen from sizes and device if None.
+        process_group: The ranks over which the model is spread, if it is: every rank calls with
+            its own part of each entry (plain tensors, each number on exactly one rank, or DTensors
+            with Shard placements) and with the same clients, and gets its part of the new model.
+            An error on one rank leaves the others waiting for the group's timeout.
 
-    What is computed in what: differences and products in float64, unless the device is a CPU and
-    no value is float64. There they are tried in float32, at twice the speed, and kept where the
-    clients are far enough from dependent; the step is then corrected by its true inner products.
-    TF32 and autocast touch neither.
+    What is computed in what: differences and products in float64, unless no value is float64, all
+    are in memory, on one process, and float32 is much faster on the device. There they are tried
+    in float32 and kept where the clients are far enough from dependent; the step is then corrected
+    by its true inner products. TF32 and autocast touch neither.
     """
 
     def __init__(
@@ -140,6 +152,8 @@ class GramRule(Aggregator):
         layout: Layout | None = None,
         on_nonfinite: Literal["drop", "raise"] = "drop",
         device: str | torch.device = "auto",
+        block_bytes: int | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         if not callable(granularity) and granularity not in ("layer", "model", "tensor"):
@@ -151,7 +165,11 @@ class GramRule(Aggregator):
         self.granularity: Granularity = granularity
         self.layout = layout
         self.on_nonfinite = on_nonfinite
+        if block_bytes is not None and block_bytes <= 0:
+            raise OptionError(f"block_bytes must be None or a number > 0, got {block_bytes!r}")
         self.device = _device(device)
+        self.block_bytes = block_bytes
+        self._shards = None if process_group is None else Shards(process_group, self.device)
         self._round = 0
 
     @abstractmethod
@@ -182,10 +200,16 @@ class GramRule(Aggregator):
         """See :meth:`craft_adapters.Aggregator.aggregate`."""
         started = time.perf_counter()
         number = self._round if round is None else int(round)
+        given = global_state
+        if self._shards is not None:
+            global_state, updates = local_state(given), local_updates(updates)
         with torch.no_grad(), _full_precision(self.device):
             intake = Intake.of(global_state, updates)
             layout = self._layout(global_state).restrict(intake.payload)
             self._check_memory(global_state)
+            if self._shards is not None:
+                counts = [(c.client_id, c.num_examples, c.kind) for c in intake.clients]
+                self._shards.agree("clients and layer groups", (counts, layout))
             grams, intake, table = self._gram_pass(intake, layout)
             combination = self.combine(grams)
             applied = self._apply_pass(intake, layout, grams, combination, table)
@@ -201,7 +225,12 @@ class GramRule(Aggregator):
         self._round = number + 1
         for observer in self.observers:
             observer(report)
-        return AggregationResult(applied.state, report)
+        state = applied.state if self._shards is None else whole_state(applied.state, given)
+        return AggregationResult(state, report)
+
+    def over_ranks(self, values: Tensor) -> Tensor:
+        """Sum of a float64 CPU tensor over the ranks of the process group; itself without one."""
+        return values if self._shards is None else self._shards.sum(values)[0]
 
     def _layout(self, state: Mapping[str, Any]) -> Layout:
         if self.layout is None:
@@ -225,34 +254,44 @@ class GramRule(Aggregator):
         # Where clients sent models, what is not finite in the global one shows in all differences.
         shows = set(intake.payload) if intake.clients[0].kind == "state" else set()
         intake.check_global(entry for entry in intake.state if entry not in shows)
-        table = Table(intake, layout, self.memory(), self.device)
+        table = self._table(intake, layout)
         products = torch.zeros(0, dtype=torch.float64)
         exact = torch.ones(len(groups), dtype=torch.bool)
-        # Values that would have to be read once more are not tried in float32.
-        if table.in_memory and self.device.type == "cpu":
+        # Values that would have to be read, or products added over processes, once more are not
+        # tried in float32.
+        if table.in_memory and self._shards is None and _prefers_float32(self.device):
             exact = torch.tensor([table.double(group) for group in groups], dtype=torch.bool)
         if not bool(exact.all()):
             products = self._multiply(table, groups, ~exact, torch.float32, products)
             exact |= ~sound(products[:, :count, :count])
         products = self._multiply(table, groups, exact, torch.float64, products)
-        finite = torch.isfinite(products.diagonal(dim1=-2, dim2=-1)[:, :count]).all(0)
+        squares = torch.zeros(count, dtype=torch.float64)
         if layout.averaged:
-            squares = gram(table.rows([_buffers(layout)], torch.float64)).diagonal(dim1=-2, dim2=-1)
-            finite &= torch.isfinite(squares[0, :count]).cpu()
+            averaged = gram(table.rows([_buffers(layout)], torch.float64))[0]
+            squares = averaged.diagonal()[:count].cpu()
         for entry in layout.counted:
             intake.read([entry])  # shape and type, before anything is computed
+        widths = torch.tensor(
+            [sum(real(intake.state[e]).numel() for e in group.entries) for group in groups],
+            dtype=torch.float64,
+        )
+        if self._shards is not None:
+            products, squares, widths = self._shards.sum(products, squares, widths)
+        finite = torch.isfinite(products.diagonal(dim1=-2, dim2=-1)[:, :count]).all(0)
+        finite &= torch.isfinite(squares)
         # Half types hold few distinct values, but those are what the clients mean: two rows that
         # differ in them differ.
         double = [table.double(group) for group in groups]
-        widths = [sum(real(intake.state[e]).numel() for e in group.entries) for group in groups]
         if not bool(finite.all()):
             intake.check_global(intake.state)
             bad = (~finite).nonzero().flatten().tolist()
-            intake = intake.without(bad, (*groups, _buffers(layout)), self.on_nonfinite)
+            entries = [entry for group in groups for entry in group.entries] + [*layout.averaged]
+            first = None if self._shards is None else self._shards.first
+            intake = intake.without(bad, entries, self.on_nonfinite, first)
             kept = torch.cat([finite.nonzero().flatten(), torch.tensor([count])])
             products = products[:, kept][:, :, kept]
             count = len(intake.clients)
-            table = Table(intake, layout, self.memory(), self.device)
+            table = self._table(intake, layout)
         counts = torch.tensor([c.num_examples for c in intake.clients], dtype=torch.float64)
         counts = counts / counts.max()  # the sum of huge counts stays finite
         grams = Grams(
@@ -265,9 +304,12 @@ class GramRule(Aggregator):
             memory_norms=products[:, count, count].sqrt(),
             exact=exact,
             rounding=torch.tensor([_EPS[is_double] for is_double in double], dtype=torch.float64),
-            widths=torch.tensor(widths, dtype=torch.float64),
+            widths=widths,
         )
         return grams, intake, table
+
+    def _table(self, intake: Intake, layout: Layout) -> Table:
+        return Table(intake, layout, self.memory(), self.device, self.block_bytes)
 
     def _multiply(
         self,
@@ -309,35 +351,45 @@ class GramRule(Aggregator):
         weights = combination.weights
         if table.remembers:
             weights = torch.cat([weights, combination.memory_weights.unsqueeze(-1)], dim=-1)
-        for exact, dtype in ((False, torch.float32), (True, torch.float64)):
-            members = (grams.exact == exact).nonzero().flatten()
+        parts = []
+        double = grams.rounding == _EPS[True]
+        for chosen, dtype, step_dtype in (
+            (~grams.exact, torch.float32, torch.float32),
+            (grams.exact & ~double, torch.float64, torch.float32),
+            (grams.exact & double, torch.float64, torch.float64),
+        ):
+            members = chosen.nonzero().flatten()
             if not len(members):
                 continue
-            chosen = [groups[q] for q in members.tolist()]
-            rows = table.rows(chosen, dtype)
-            correct = None if exact else _refinement(combination, members, inverse)
-            flat, measured = combine(rows, weights[members].to(self.device), correct)
+            rows = table.rows([groups[q] for q in members.tolist()], dtype)
+            correct = _refinement(combination, members, inverse) if dtype == torch.float32 else None
+            flat, measured = combine(
+                rows, weights[members].to(self.device), correct, dtype=step_dtype
+            )
             rows.release()  # before the new model takes its memory
-            lengths = rows.lengths(flat).cpu()
             if measured is not None:
                 inner[members] = measured[:, :count].cpu() * inverse[members]
-            if exact:  # else the rows are independent: nothing cancels
-                lengths = lengths.where(lengths > combination.noise[members], 0.0)
-            norms[members] = lengths
-            wanted = combination.lengths[members]
-            factors = torch.where(wanted.isnan(), combination.rates[members], wanted / lengths)
-            places = iter(rows.plan.entries)
-            for group, length, factor in zip(
-                chosen, lengths.tolist(), factors.tolist(), strict=True
-            ):
-                for entry in group.entries:
+            norms[members] = rows.lengths(flat).cpu()
+            parts.append((members.tolist(), rows.plan.entries, flat))
+        norms = self.over_ranks(norms.square()).sqrt()
+        # Float32 rows were independent: nothing cancels.
+        norms = norms.where(~grams.exact | (norms > combination.noise), 0.0)
+        factors = torch.where(
+            combination.lengths.isnan(), combination.rates, combination.lengths / norms
+        ).tolist()
+        for positions, starts, flat in parts:
+            places = iter(starts)
+            for q in positions:
+                for entry in groups[q].entries:
                     start, origin = next(places), real(intake.state[entry]).to(self.device)
                     step = flat[start : start + origin.numel()]
-                    if length == 0.0:
+                    still = not norms[q]
+                    if still:
                         step.zero_()
-                        factor = 0.0
                     steps[entry] = step
-                    moved = torch.sub(origin, step.view(origin.shape), alpha=factor)
+                    moved = torch.sub(
+                        origin, step.view(origin.shape), alpha=0.0 if still else factors[q]
+                    )
                     new[entry] = shaped(moved, intake.state[entry])
         new.update(self._average(intake, layout, grams.shares, table))
         for entry in layout.counted:
@@ -400,6 +452,13 @@ def _device(device: str | torch.device) -> torch.device:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise OptionError(f"device must be 'auto' or a torch device, got {device!r}") from error
+
+
+def _prefers_float32(device: torch.device) -> bool:
+    """Whether float64 products take much longer there."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) not in _FAST_FLOAT64
+    return device.type == "cpu"
 
 
 def _buffers(layout: Layout) -> Group:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ class Table:
         layout: Which of the payload's entries are groups, which are averaged.
         memory: Entry -> the rule's remembered direction, flat; one it lacks counts as zero.
         device: Where the arithmetic is done.
+        block_bytes: Memory to work in; see :class:`Rows`.
 
     Attributes:
         in_memory: Whether the clients' values are in memory anyway. Others are read when a pass
@@ -31,10 +33,16 @@ class Table:
     """
 
     def __init__(
-        self, intake: Intake, layout: Layout, memory: Mapping[str, Tensor], device: torch.device
+        self,
+        intake: Intake,
+        layout: Layout,
+        memory: Mapping[str, Tensor],
+        device: torch.device,
+        block_bytes: int | None,
     ) -> None:
         self._intake = intake
         self._device = device
+        self._block_bytes = block_bytes
         self._columns = _Columns(intake, memory, device)
         self._rows: dict[tuple[torch.dtype, tuple[Group, ...]], Rows] = {}
         self.remembers = bool(memory)
@@ -61,13 +69,14 @@ class Table:
         state = self._intake.state
         sizes = [[real(state[entry]).numel() for entry in group.entries] for group in groups]
         names = [entry for group in groups for entry in group.entries]
+        numbers = list(itertools.chain.from_iterable(sizes))
         columns = self._columns  # not self: a cycle would keep the round's tensors for a while
 
         def read(number: int, start: int, stop: int) -> Column:
-            column = columns[names[number]]
-            if stop - start < column[0].numel():
-                return tuple(value.reshape(-1)[start:stop] for value in column)
-            return column
+            name = names[number]
+            if stop - start == numbers[number]:
+                return columns[name]
+            return columns.part(name, start, stop)
 
         clients = self._intake.clients
         states = sum(client.kind == "state" for client in clients)
@@ -78,6 +87,7 @@ class Table:
             directions=len(clients) - states + self.remembers,
             device=self._device,
             dtype=dtype,
+            block_bytes=self._block_bytes,
         )
 
 
@@ -105,11 +115,25 @@ class _Columns:
             parts.append([self._remembered(n, b) for n, b in zip(names, base, strict=True)])
         self._held = dict(zip(names, zip(*parts, strict=True), strict=True))
         if any(value.dtype == torch.float64 for part in parts for value in part):
-            self.double.update(
-                name
-                for name, column in self._held.items()
-                if any(value.dtype == torch.float64 for value in column)
-            )
+            for name, column in self._held.items():
+                self._note(name, column)
+
+    def part(self, name: str, start: int, stop: int) -> Column:
+        """Numbers start:stop of an entry, flat; without the rest, if the clients can."""
+        if name not in self._held:
+            parts = self._intake.read_part(name, start, stop)
+            if parts is not None:
+                base = real(self._intake.state[name])
+                column = [base.reshape(-1)[start:stop], *parts]
+                if self._memory:
+                    column.append(self._remembered(name, base).reshape(-1)[start:stop])
+                self._note(name, column)
+                return tuple(column)
+        return tuple(value.reshape(-1)[start:stop] for value in self[name])
+
+    def _note(self, name: str, column: Iterable[Tensor]) -> None:
+        if any(value.dtype == torch.float64 for value in column):
+            self.double.add(name)
 
     def _remembered(self, name: str, base: Tensor) -> Tensor:
         known = self._memory.get(name)

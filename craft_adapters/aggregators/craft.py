@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from ..errors import CheckpointError, OptionError
 from ..plugins import hookimpl
 from ..projection import Cosines, Solution, solve
 from ._gram_rule import Combination, GramRule, Grams
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["AgreementWarning", "Craft"]
 
@@ -114,9 +117,16 @@ class Craft(GramRule):
         layout: Layout | None = None,
         on_nonfinite: Literal["drop", "raise"] = "drop",
         device: str | torch.device = "auto",
+        block_bytes: int | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(
-            granularity=granularity, layout=layout, on_nonfinite=on_nonfinite, device=device
+            granularity=granularity,
+            layout=layout,
+            on_nonfinite=on_nonfinite,
+            device=device,
+            block_bytes=block_bytes,
+            process_group=process_group,
         )
         if server_lr is None:
             server_lr = 0.1 if scale == "unit" else 1.0
@@ -300,7 +310,8 @@ class Craft(GramRule):
         new = {e: steps[e] if active else torch.zeros_like(steps[e]) for e in entries}
         if self.reference == "previous":
             return new
-        norm = torch.stack([step.square().sum() for step in new.values()]).sum().sqrt()
+        squares = torch.stack([step.square().sum(dtype=torch.float64) for step in new.values()])
+        norm = self.over_ranks(squares.sum().cpu()).sqrt().to(squares.device)
         return {
             entry: self.beta * self._reference.get(entry, torch.zeros_like(step)).to(step)
             + (1 - self.beta) * torch.where(norm > 0, step / norm, 0.0)

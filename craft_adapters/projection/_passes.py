@@ -44,7 +44,11 @@ Correction = Callable[[slice, Tensor], Tensor | None]
 
 
 def combine(
-    rows: Rows, weights: Tensor, correct: Correction | None = None
+    rows: Rows,
+    weights: Tensor,
+    correct: Correction | None = None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The steps g = sum_i weights[i] D[i] of all groups, and their inner products with the rows.
 
@@ -55,9 +59,10 @@ def combine(
             of their steps so far, returns weights to add, or None if they are good. This is
             iterative refinement: weights that came from float32 products are corrected by the
             true residual, once.
+        dtype: Of the steps; the rows' if None.
 
     Returns:
-        The steps, laid out as ``rows.plan`` says, in the rows' dtype; and D g, (groups, rows)
+        The steps, laid out as ``rows.plan`` says; and D g, (groups, rows)
         float64, measured on them, or None without ``correct``.
 
     >>> values = torch.zeros(2), torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0])
@@ -68,7 +73,7 @@ def combine(
     >>> combine(rows, torch.tensor([[1.0, 2.0]], dtype=torch.float64))
     (tensor([5., 4.], dtype=torch.float64), None)
     """
-    steps = torch.zeros(rows.plan.length, dtype=rows.dtype, device=rows.device)
+    steps = torch.zeros(rows.plan.length, dtype=dtype or rows.dtype, device=rows.device)
     inner = torch.zeros_like(weights) if correct is not None else None
     rounded = weights.to(rows.dtype)
     for pack in rows.plan.packs:
@@ -93,7 +98,7 @@ def _add(steps: Tensor, rows: Rows, pack: Pack, weights: Tensor, inner: Tensor |
             each = weights[run.members]
             if run.chunks > 1:
                 each = each.repeat_interleave(run.chunks, 0)
-            place.baddbmm_(each.unsqueeze(1), part)
+            place += torch.bmm(each.unsqueeze(1), part)
             if inner is not None:
                 inner[run.members] += _over_chunks(torch.bmm(part, place.mT), run).squeeze(-1)
 

@@ -13,7 +13,7 @@ from ._plan import Block, Pack, Run, plan
 # Bytes of a block, at most: on a CPU, more gains nothing and a cache holds less; a GPU wants few
 # large launches instead. At least: groups smaller than that are worked on together.
 _BLOCK_CPU, _LEAST_CPU = 1 << 24, 1 << 20
-_BLOCK_GPU = 1 << 29
+_BLOCK_GPU, _LEAST_GPU = 1 << 29, 1 << 20
 # Up to this size of an entry, stacking aside and copying is faster than stacking in place: for 102
 # values of 16 numbers by 6 times.
 _SHORT = 1 << 9
@@ -35,7 +35,9 @@ class Rows:
         device: Where blocks are made.
         dtype: float32 or float64: of the differences and of all that is computed from them. Half
             types are widened before the difference is taken.
-        block_bytes: Bytes of one block; chosen from the device and the groups if None.
+        block_bytes: Bytes of one block, at most. If None: on a CPU, what the widest group takes,
+            between 1 and 16 MB; on a GPU, everything if that fits in half of the free memory, so
+            that the second pass reads nothing, else 512 MB.
 
     Attributes:
         count: Rows of each matrix.
@@ -75,10 +77,7 @@ class Rows:
         sizes = tuple(map(tuple, groups))
         column = dtype.itemsize * (self.count + 1)  # the base stands above the rows
         if block_bytes is None:
-            block_bytes = _BLOCK_GPU
-            if device.type == "cpu":
-                widest = max(map(sum, sizes), default=0)
-                block_bytes = min(_BLOCK_CPU, max(_LEAST_CPU, widest * column))
+            block_bytes = _block_bytes([column * sum(entries) for entries in sizes], device)
         self.plan = plan(sizes, max(1, block_bytes // column))
         self._memory: Tensor | None = None
         self._filled: Block | None = None
@@ -127,6 +126,18 @@ class Rows:
         states = memory[1 : 1 + self._states]
         # In the block's dtype, not the clients': half types overflow and lose digits.
         torch.sub(memory[0], states, out=states)
+
+
+def _block_bytes(groups: Sequence[int], device: torch.device) -> int:
+    """A block for groups of so many bytes."""
+    if device.type == "cpu":
+        return min(_BLOCK_CPU, max(_LEAST_CPU, max(groups, default=0)))
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        if 1.1 * sum(groups) + _LEAST_GPU < free / 2:  # with what aligns the groups
+            return int(1.1 * sum(groups)) + _LEAST_GPU
+        return min(_BLOCK_GPU, free // 4)
+    return _BLOCK_GPU
 
 
 def batch(block: Tensor, run: Run) -> Tensor:
