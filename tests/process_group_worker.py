@@ -15,6 +15,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from craft_adapters import CraftError, get_aggregator
+from craft_adapters.distributed import aggregate_by_clients
 from tests.test_process_group import federation
 
 
@@ -36,24 +37,31 @@ def answer(rank: int, ranks: int, case: dict[str, Any], counts: list[int]) -> di
     rounds = []
     counts.clear()
     for number in range(2):
-        theta, updates = federation(
-            case.get("clients", 4), case.get("dtype", "float32"), number, case.get("spoilt")
-        )
+        theta, updates = federation(case, number)
         if case.get("disagree") and rank == 1:
             updates[0] = dataclasses.replace(updates[0], num_examples=99)
         counts.append(0)
         try:
-            result = rule.aggregate(
-                spread(theta),
-                [dataclasses.replace(u, values=spread(u.values)) for u in reversed(updates)],
-            )
+            if case.get("by_clients"):
+                mine = [u for i, u in enumerate(updates) if i % ranks == rank]
+                result = aggregate_by_clients(rule, theta, mine, dist.group.WORLD)
+            else:
+                result = rule.aggregate(
+                    spread(theta),
+                    [dataclasses.replace(u, values=spread(u.values)) for u in reversed(updates)],
+                )
         except CraftError as error:
             return {"error": str(error)}
         taken = counts[-1]
         report = result.report.to_dict()
         rounds.append(
             {
-                "state": {n: whole(v, theta[n]) for n, v in result.state.items()},
+                "state": {
+                    name: value.flatten().tolist()
+                    if case.get("by_clients")
+                    else whole(value, theta[name])
+                    for name, value in result.state.items()
+                },
                 "dropped": [[d["client_id"], d["entry"]] for d in report["dropped"]],
                 "groups": report["groups"],
             }

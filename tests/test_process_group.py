@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +32,37 @@ CASES: dict[str, dict[str, Any]] = {
     "fedavg": {"rule": "fedavg"},
     "a client with NaN in one shard": {"rule": "craft", "spoilt": 1},
     "dtensor": {"rule": "craft", "dtensor": True},
+    "whole clients on each rank": {"rule": "craft", "by_clients": True},
+    "whole clients, float64 and more of them": {
+        "rule": "craft",
+        "by_clients": True,
+        "dtype": "float64",
+        "clients": 7,
+        "options": {"scale": "client_norm"},
+    },
+    "whole clients, fewer than ranks": {"rule": "fedavg", "by_clients": True, "clients": 1},
     "small blocks": {"rule": "craft", "options": {"block_bytes": 3000}},
 }
 
 
-def federation(
-    clients: int, dtype: str, round: int, spoilt: int | None = None
-) -> tuple[dict[str, Tensor], list[ClientUpdate]]:
+def federation(case: Mapping[str, Any], round: int) -> tuple[dict[str, Tensor], list[ClientUpdate]]:
     """The whole model and the clients' whole replies; the worker cuts them in shards."""
     generator = torch.Generator().manual_seed(round)
     shapes = {"a.weight": (7, 5), "a.bias": (7,), "b.weight": (2, 9), "b.bias": (2,)}
-    kind = getattr(torch, dtype)
+    if case.get("by_clients"):  # what cannot be cut in rows is not this test's to cut
+        shapes |= {"b.scale": (), "norm.running_mean": (3,), "norm.num_batches_tracked": ()}
+    kind = getattr(torch, case.get("dtype", "float32"))
 
     def draw() -> dict[str, Tensor]:
-        return {n: torch.randn(s, generator=generator).to(kind) for n, s in shapes.items()}
+        values = {n: torch.randn(s, generator=generator).to(kind) for n, s in shapes.items()}
+        if "norm.num_batches_tracked" in values:
+            values["norm.num_batches_tracked"] = torch.randint(9, (), generator=generator)
+        return values
 
     theta = draw()
-    updates = [ClientUpdate(i, 3 + i % 4, draw()) for i in range(clients)]
-    if spoilt is not None:
-        updates[spoilt].values["b.weight"][1, 8] = torch.nan  # type: ignore[index]
+    updates = [ClientUpdate(i, 3 + i % 4, draw()) for i in range(case.get("clients", 4))]
+    if "spoilt" in case:
+        updates[case["spoilt"]].values["b.weight"][1, 8] = torch.nan  # type: ignore[index]
     return theta, updates
 
 
@@ -88,7 +101,7 @@ def test_as_on_one_process(name: str, answers: list[dict[str, Any]]) -> None:
     dtype = case.get("dtype", "float32")
     tolerance = 1e-10 if dtype == "float64" else 2e-5
     for number in range(2):
-        theta, updates = federation(case.get("clients", 4), dtype, number, case.get("spoilt"))
+        theta, updates = federation(case, number)
         result = rule.aggregate(theta, updates)
         rounds = [answer[name]["rounds"][number] for answer in answers]
         for there in rounds:
