@@ -18,6 +18,7 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RIVALS := $(VENV)/.rivals
 FEDML := $(shell $(PYTHON) -c 'import sys; print("fedml,test-fedml," * (sys.version_info < (3, 12)))')
 
 .PHONY: demo test lint types bench wheel clean
@@ -44,8 +45,13 @@ types: $(READY)
 	$(BIN)/python -c "from setuptools import setup; setup()" -q build_py --build-lib build/types
 	MYPYPATH=build/types $(BIN)/mypy
 
-bench: $(READY)
-	$(BIN)/python benchmarks/aggregate.py
+# The tables, all numbers and pictures go to build/bench; QUICK=--quick takes small sizes.
+bench: $(READY) $(RIVALS)
+	$(BIN)/python benchmarks/aggregate.py --out build/bench $(QUICK)
+
+# Without them the benchmarks run too, and say that they are missing.
+$(RIVALS): $(READY)
+	-$(BIN)/python -m pip install --quiet --editable ".[bench]" && touch $@
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .

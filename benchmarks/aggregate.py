@@ -1,6 +1,6 @@
-"""CRAFT's aggregate() against the published rule and FedML's averaging, on the same state dicts.
+"""CRAFT's aggregate() against its rivals and the machine's floor, on the same state dicts.
 
-    python benchmarks/aggregate.py [--quick] [--rows NAME ...] [--json PATH]
+    python benchmarks/aggregate.py [--quick] [--rows NAME ...] [--whole] [--out DIR]
 
 Times are the best of a few repetitions, taken in turns in one process, so that what else the
 machine does hits all of them. Ours is a second round: the reference of the first one is there.
@@ -8,93 +8,75 @@ machine does hits all of them. Ours is a second round: the reference of the firs
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import sys
-import time
-from collections.abc import Callable
-from functools import partial
-from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
 
+import bars
+import contestants
+import report
 import torch
-from federations import COSINE, ROWS, Federation, Row, craft_with_reference, federation
-from memory import available, limited, measure
-from rules import fedml_average, fedml_list, miss, published_rule
+from federations import COSINE, ROWS, Row, federation, model, rows_named
+from floor import Floor
+from memory import measure
+from timing import Measured, race
 
-T = TypeVar("T")
-Measured = dict[str, Any]
+CPU = torch.device("cpu")
+BARS = {"torchjd_over_ours": 1.0, "conflictfree_over_ours": 1.0, "blocks": 3.0, "missed": 1e-5}
+"""Of every row of the table; a row may have more."""
 
-MEMORY_BAR = 3.0
-# What the published rule takes, in blocks of m x d, at its peak: the rows, and what torch's SVD and
-# the product after it hold: 5.0 measured at 5,000,000 x 100. The clients' own values come on top.
-PUBLISHED_BLOCKS = 6
 QUICK_REASON = "left out by --quick"
-HEADER = (
-    "model x clients",
-    "groups",
-    "ours",
-    "published",
-    "published / ours",
-    "FedML mean",
-    "ours / FedML mean",
-    "extra memory",
-    "of it kept",
-    "target missed by: ours",
-    "published",
-)
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = _arguments(argv)
-    rows = _chosen(options.rows)
-    if not rows:
-        print(f"no such row; there are: {', '.join(row.name for row in ROWS)}", file=sys.stderr)
-        return 2
-    about = _about(options.quick)
-    results = []
-    for row in rows:
-        print(f"{row.name} ...", file=sys.stderr, flush=True)
-        results.append(_measure(row, quick=options.quick))
-    about["load_after"] = _load()
-    _show(about, results)
-    if options.json:
-        text = json.dumps({"about": about, "rows": results}, indent=2)
-        options.json.write_text(text + "\n", encoding="utf-8")
-    return 0
-
-
-def _chosen(names: list[str] | None) -> list[Row]:
-    if not names:
-        return [row for row in ROWS if row.default]
-    exact = {row.name for row in ROWS} & set(names)  # resnet20x10 is not resnet20x100 as well
-    starts = tuple(name for name in names if name not in exact)
-    return [row for row in ROWS if row.name in exact or row.name.startswith(starts)]
-
-
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="without the published rule on the wide layer"
-    )
+    parser = report.parser(__doc__)
     parser.add_argument(
         "--rows",
         nargs="+",
         metavar="NAME",
         help="only these rows, or those whose name starts so, e.g. resnet110",
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all numbers there too")
-    return parser.parse_args(argv)
+    parser.add_argument(
+        "--whole", action="store_true", help="all columns for TorchJD and conflictfree, always"
+    )
+    options = parser.parse_args(argv)
+    rows = [row for row in ROWS if (row.quick if options.quick else row.default)]
+    if options.rows:
+        rows = rows_named(options.rows)
+    if not rows:
+        print(f"no such row; there are: {', '.join(row.name for row in ROWS)}", file=sys.stderr)
+        return 2
+    about = {**report.about(CPU), "quick": options.quick, "cosine": COSINE}
+    results = []
+    for row in rows:
+        report.progress(row.name)
+        results.append(_measure(row, quick=options.quick, whole=options.whole))
+    about["load_after"] = report.load()
+    text = "\n".join([_table(results), "", *_footnotes(about, results)])
+    report.publish("aggregate", text, {"about": about, "rows": results}, options.out)
+    if options.out:
+        _draw(results, options.out)
+    return 0
 
 
-def _measure(row: Row, *, quick: bool) -> Measured:
+def _measure(row: Row, *, quick: bool, whole: bool) -> Measured:
     # Before the clients exist here: the other process makes its own.
     memory = measure(row)
-    given = federation(row)
-    result: Measured = {
+    given = federation(model(row.model), row.clients)
+    if "bytes" in memory:
+        for part in ("", "first_", "kept_"):
+            memory[f"{part}blocks"] = memory[f"{part}bytes"] / given.largest_block
+    racing = contestants.fast(given, CPU, row.repetitions)
+    if quick and row.slow:
+        racing |= dict.fromkeys(contestants.SLOW, QUICK_REASON)
+    else:
+        racing |= contestants.slow(given, row.published, whole=whole)
+    floor = Floor(given)
+    times = race(racing, CPU, floor.measure)
+    times["floor"] = {"seconds": floor.seconds, "parts": floor.parts}
+    ratios = bars.ratios(times)
+    values = {**ratios, "missed": times["ours"]["missed"], "blocks": memory.get("blocks")}
+    wanted = {**BARS, **row.bars} if row.default else row.bars
+    return {
         "name": row.name,
         "clients": row.clients,
         "parameters": sum(given.widths),
@@ -102,186 +84,107 @@ def _measure(row: Row, *, quick: bool) -> Measured:
         "widest_group": max(given.widths),
         "largest_block_bytes": given.largest_block,
         "memory": memory,
-    }
-    if "bytes" in memory:
-        for part in ("", "first_", "kept_"):
-            memory[f"{part}blocks"] = memory[f"{part}bytes"] / given.largest_block
-    result.update(_race(row, given, _reason_to_skip(row, given, quick)))
-    ours = result["ours"]["seconds"]
-    result["ours_over_fedml"] = ours / result["fedml"]["seconds"]
-    if "seconds" in result["published"]:
-        result["published_over_ours"] = result["published"]["seconds"] / ours
-    result["bars"] = _bars(row, result)
-    return result
-
-
-def _reason_to_skip(row: Row, given: Federation, quick: bool) -> str | None:
-    if quick and row.slow:
-        return QUICK_REASON
-    needed, free = PUBLISHED_BLOCKS * given.largest_block, available()
-    if free is not None and needed > free:
-        return f"needs about {needed / 1e9:.0f} GB more, {free / 1e9:.0f} GB are free"
-    return None
-
-
-def _race(row: Row, given: Federation, skip: str | None) -> Measured:
-    """Time the three in turns, and check what they gave."""
-    aggregator = craft_with_reference(row)
-    before = aggregator.state_dict()
-    reference = before["reference"]
-    aggregator.aggregate(given.state, given.updates)  # warms up
-    fedml_average(fedml_list(given))
-    times: dict[str, list[float]] = {"ours": [], "fedml": [], "published": []}
-    missed: dict[str, float] = {}
-    for repetition in range(row.repetitions):
-        aggregator.load_state_dict(before)
-        seconds, result = _timed(lambda: aggregator.aggregate(given.state, given.updates))
-        times["ours"].append(seconds)
-        del result
-        clients = fedml_list(given)
-        seconds, average = _timed(partial(fedml_average, clients))
-        times["fedml"].append(seconds)
-        del average, clients
-        if skip is None and repetition < row.published:
-            try:
-                with limited():
-                    seconds, (_, steps) = _timed(lambda: published_rule(given, reference, 0.1))
-            except (MemoryError, RuntimeError) as error:
-                skip = str(error).partition("\n")[0] or type(error).__name__
-            else:
-                times["published"].append(seconds)
-                missed["published"] = miss(given, steps)
-                del steps
-    missed["ours"] = miss(given, aggregator.state_dict()["reference"])
-    measured: Measured = {}
-    for name, taken in times.items():
-        measured[name] = {"seconds": min(taken), "all": taken} if taken else {"reason": skip}
-        if name in missed:
-            measured[name]["missed"] = missed[name]
-    return measured
-
-
-def _timed(call: Callable[[], T]) -> tuple[float, T]:
-    start = time.perf_counter()
-    result = call()
-    return time.perf_counter() - start, result
-
-
-def _bars(row: Row, result: Measured) -> list[Measured]:
-    """What the project wants of this row, and whether it is so (None: not measured)."""
-    wanted = [
-        ("published / ours", "at least", row.min_speedup, result.get("published_over_ours")),
-        ("ours / FedML mean", "at most", row.max_slowdown, result["ours_over_fedml"]),
-        (
-            "extra memory, in blocks",
-            "below",
-            MEMORY_BAR if row.default else None,
-            result["memory"].get("blocks"),
-        ),
-    ]
-    bars = []
-    for what, relation, bar, value in wanted:
-        if bar is not None:
-            met = None if value is None else value >= bar if relation == "at least" else value < bar
-            bars.append(
-                {"what": what, "relation": relation, "bar": bar, "value": value, "met": met}
-            )
-    return bars
-
-
-def _about(quick: bool) -> Measured:
-    return {
-        "quick": quick,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "craft_adapters": metadata.version("craft-adapters"),
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "cosine": COSINE,
-        "load_before": _load(),
+        "times": times,
+        "ratios": ratios,
+        "bars": bars.judge(wanted, values),
     }
 
 
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+HEADER = (
+    "model x clients",
+    "groups",
+    "ours",
+    "floor",
+    "ours / floor",
+    "FedML mean",
+    "ours / FedML mean",
+    "plain mean",
+    "published",
+    "TorchJD ConFIG",
+    "conflictfree",
+    "extra memory",
+    "of it kept",
+    "target missed by: ours",
+    "published",
+)
 
 
-def _load() -> float | None:
-    """Processes that wanted a core in the last minute."""
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-
-
-def _show(about: Measured, results: list[Measured]) -> None:
-    cells = [_cells(result) for result in results]
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(*HEADER)
-        for row in cells:
-            table.add_row(*row)
-        Console().print(table)
-    else:
-        widths = [max(map(len, column)) for column in zip(HEADER, *cells, strict=True)]
-        for row in [HEADER, tuple("-" * width for width in widths), *cells]:
-            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            print(f"| {' | '.join(padded)} |")
-    print()
-    for line in _footnotes(about, results):
-        print(line)
+def _table(results: list[Measured]) -> str:
+    return report.table(HEADER, [_cells(result) for result in results])
 
 
 def _cells(result: Measured) -> tuple[str, ...]:
-    ours, published, fedml = result["ours"], result["published"], result["fedml"]
-    memory, ratio = result["memory"], result.get("published_over_ours")
+    times, memory, ratios = result["times"], result["memory"], result["ratios"]
     return (
-        result["name"].replace("x", " x ").replace("wide", "wide layer"),
+        _title(result),
         str(result["groups"]),
-        _time(ours["seconds"]),
-        _time(published["seconds"]) if "seconds" in published else "none (1)",
-        "-" if ratio is None else f"{ratio:.1f}",
-        _time(fedml["seconds"]),
-        f"{result['ours_over_fedml']:.2f}",
+        report.duration(times["ours"]["seconds"]),
+        report.duration(times["floor"]["seconds"]),
+        f"{ratios['ours_over_floor']:.2f}",
+        report.duration(times["fedml"]["seconds"]),
+        f"{ratios['ours_over_fedml']:.2f}",
+        report.duration(times["mean"]["seconds"]),
+        *(_slow(times[name], ratios.get(f"{name}_over_ours")) for name in contestants.SLOW),
         f"{memory['blocks']:.2f} blocks" if "blocks" in memory else "none (1)",
         f"{memory['kept_blocks']:.2f} blocks" if "blocks" in memory else "-",
-        f"{ours['missed']:.0e}",
-        f"{published['missed']:.0e}" if "missed" in published else "-",
+        f"{times['ours']['missed']:.0e}",
+        f"{times['published']['missed']:.0e}" if "missed" in times["published"] else "-",
+    )
+
+
+def _slow(time: Measured, ratio: float | None) -> str:
+    if ratio is None:
+        return "none (1)"
+    more = "> " if "first_columns" in time else ""
+    return f"{more}{report.duration(time['seconds'])} ({more}{ratio:.1f} x)"
+
+
+def _title(result: Measured) -> str:
+    name, _, clients = result["name"].rpartition("x")
+    return (
+        f"{name.replace('wide', 'wide layer').replace('wide layerst', 'widest layer')} x {clients}"
     )
 
 
 def _footnotes(about: Measured, results: list[Measured]) -> list[str]:
     lines = [
+        "Floor: one read that forms the differences, the float32 Gram product, one read that "
+        "applies; each the fastest of a few plain ways, alone.",
+        "In parentheses: times our time. With '>': the rule was given the first columns only.",
         "Extra memory: peak of our call; a block: the clients' values of the widest group, m x d "
         "float32; kept: the new model and the reference.",
         "Target missed by: max |U g - rho| / max(rho), checked in float64. "
         f"Clients' cosine {about['cosine']}.",
-        f"torch {about['torch']}, Python {about['python']}, {about['cpu']}, "
-        f"{about['cores']} cores, {about['threads']} threads, "
-        f"load {about['load_before']} before and {about['load_after']} after.",
+        report.machine(about),
     ]
     for result in results:
-        for what in ("published", "memory"):
-            if "reason" in result[what]:
-                lines.append(f"(1) {result['name']}, {what}: {result[what]['reason']}")
-    words = {True: "met", False: "MISSED", None: "not measured"}
-    for result in results:
-        for bar in result["bars"]:
-            value = "" if bar["value"] is None else f" {bar['value']:.2f}:"
-            lines.append(
-                f"{result['name']}, {bar['what']}:{value} "
-                f"wanted {bar['relation']} {bar['bar']:g}, {words[bar['met']]}"
-            )
-    return lines
+        parts = {**result["times"], "memory": result["memory"]}
+        for what, part in parts.items():
+            if "reason" in part:
+                lines.append(f"(1) {result['name']}, {what}: {part['reason']}")
+    return lines + bars.lines(results)
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+def _draw(results: list[Measured], out: Path) -> None:
+    """Time of each contestant over the floor's, row by row."""
+    figure = report.figure(8, 4.5)
+    if figure is None:
+        return
+    axes = figure.subplots()
+    for (name, title), style in zip(contestants.TITLES.items(), report.STYLES, strict=True):
+        times = [(i, r["times"]) for i, r in enumerate(results) if "seconds" in r["times"][name]]
+        axes.plot(
+            [i for i, _ in times],
+            [each[name]["seconds"] / each["floor"]["seconds"] for _, each in times],
+            linestyle="none",
+            label=title,
+            **style,
+        )
+    axes.set_yscale("log")
+    axes.set_ylabel("time / floor")
+    axes.set_xticks(range(len(results)), [_title(r) for r in results], rotation=30, ha="right")
+    figure.legend(loc="outside right upper", frameon=False)
+    report.save(figure, "aggregate", out)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from federations import ROWS, Row, craft_with_reference, federation
+from federations import ROWS, Row, after_first_round, federation, model
+
+from craft_adapters import get_aggregator
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 MEMINFO = Path("/proc/meminfo")
@@ -64,8 +66,8 @@ def limited() -> Iterator[None]:
 
 
 def _peak_of_call(row: Row) -> dict[str, Any]:
-    given = federation(row)
-    aggregator = craft_with_reference(row)
+    given = federation(model(row.model), row.clients)
+    aggregator = after_first_round(get_aggregator("craft", device="cpu"), given.state)
     before = aggregator.state_dict()
     # The first call also loads code and makes the libraries' own buffers, some megabytes whatever
     # the size of the model; the second has only what the rule itself takes.

@@ -1,4 +1,4 @@
-"""The benchmark runs and its table is complete. What it measures is for people to judge."""
+"""The benchmarks run and their numbers are complete. What they measure is for people to judge."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import json
 import math
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "aggregate.py"
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+Answer = tuple[str, dict[str, Any], Path]
 
 
-def run(*options: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, options)]
+def run(script: str, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", str(BENCHMARKS / script), *map(str, options)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """Table and JSON of two tiny rows, one of which counts as slow."""
-    file = tmp_path_factory.mktemp("benchmark") / "numbers.json"
-    done = run("--quick", "--rows", "tiny", "--json", file)
+def answer(script: str, folder: Path, *options: str) -> Answer:
+    """What a script printed, its numbers, and the folder it wrote to."""
+    done = run(script, "--out", folder, *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, json.loads(file.read_text(encoding="utf-8"))
+    file = (folder / script).with_suffix(".json")
+    return done.stdout, json.loads(file.read_text(encoding="utf-8")), folder
 
 
 def numbers(value: Any) -> list[float]:
@@ -36,45 +37,75 @@ def numbers(value: Any) -> list[float]:
     return [value] if isinstance(value, int | float) else []
 
 
-def test_the_table_has_a_line_for_each_row(answer: tuple[str, dict[str, Any]]) -> None:
-    table = [line for line in answer[0].splitlines() if line.startswith("|")]
-    assert len(table) == 4
-    assert len({line.count("|") for line in table}) == 1
-    assert table[2].startswith("| tiny x 3 ")
-    assert table[3].startswith("| tiny x 5 ")
+def table(text: str) -> list[str]:
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1
+    return lines
 
 
-def test_a_rule_that_was_left_out_is_shown_with_the_reason(
-    answer: tuple[str, dict[str, Any]],
-) -> None:
-    assert "(1) tinyx5, published: left out by --quick" in answer[0].splitlines()
-    row = answer[1]["rows"][1]
-    assert row["published"] == {"reason": "left out by --quick"}
-    assert "published_over_ours" not in row
+# --- aggregate.py -----------------------------------------------------------------------------
 
 
-def test_the_numbers_are_complete_and_finite(answer: tuple[str, dict[str, Any]]) -> None:
-    about, rows = answer[1]["about"], answer[1]["rows"]
+@pytest.fixture(scope="module")
+def aggregate(tmp_path_factory: pytest.TempPathFactory) -> Answer:
+    """Two tiny rows, one of which counts as slow."""
+    return answer("aggregate.py", tmp_path_factory.mktemp("out"), "--quick", "--rows", "tiny")
+
+
+def test_the_table_has_a_line_for_each_row(aggregate: Answer) -> None:
+    lines = table(aggregate[0])
+    assert len(lines) == 4
+    assert lines[2].startswith("| tiny x 3 ")
+    assert lines[3].startswith("| tiny x 5 ")
+
+
+def test_what_was_left_out_is_shown_with_the_reason(aggregate: Answer) -> None:
+    row = aggregate[1]["rows"][1]
+    for rival in ("published", "torchjd", "conflictfree"):
+        assert f"(1) tinyx5, {rival}: left out by --quick" in aggregate[0].splitlines()
+        assert row["times"][rival] == {"reason": "left out by --quick"}
+        assert f"{rival}_over_ours" not in row["ratios"]
+
+
+@pytest.mark.parametrize("rival", ["torchjd", "conflictfree"])
+def test_a_rival_runs_if_it_is_installed(aggregate: Answer, rival: str) -> None:
+    row = aggregate[1]["rows"][0]
+    if find_spec(rival):
+        assert row["ratios"][f"{rival}_over_ours"] > 0
+    else:
+        assert row["times"][rival]["reason"].startswith("not installed")
+
+
+def test_the_numbers_are_complete_and_finite(aggregate: Answer) -> None:
+    about, rows = aggregate[1]["about"], aggregate[1]["rows"]
     assert {"python", "torch", "craft_adapters", "cpu", "cores", "threads"} <= about.keys()
-    assert all(map(math.isfinite, numbers(answer[1])))
+    assert all(map(math.isfinite, numbers(aggregate[1])))
     for row in rows:
-        for rule in ("ours", "fedml"):
-            assert row[rule]["seconds"] == min(row[rule]["all"]) > 0
-        assert row["ours_over_fedml"] > 0
+        for rule in ("ours", "fedml", "mean"):
+            assert row["times"][rule]["seconds"] == min(row["times"][rule]["all"]) > 0
+        floor = row["times"]["floor"]
+        assert floor["parts"].keys() == {"read", "multiply", "apply"}
+        assert floor["seconds"] == pytest.approx(sum(floor["parts"].values()))
+        ours = row["times"]["ours"]["seconds"]
+        assert row["ratios"]["ours_over_floor"] == pytest.approx(ours / floor["seconds"])
         assert row["largest_block_bytes"] == row["clients"] * 8 * 16 * 4
         assert row["memory"].keys() & {"bytes", "reason"}
-    assert rows[0]["published_over_ours"] > 0
+    assert rows[0]["ratios"]["published_over_ours"] > 0
 
 
-def test_the_published_rule_and_ours_meet_the_targets(
-    answer: tuple[str, dict[str, Any]],
-) -> None:
-    for row in answer[1]["rows"]:
-        assert row["ours"]["missed"] < 1e-5
-    assert answer[1]["rows"][0]["published"]["missed"] < 1e-4
+def test_the_published_rule_and_ours_meet_the_targets(aggregate: Answer) -> None:
+    for row in aggregate[1]["rows"]:
+        assert row["times"]["ours"]["missed"] < 1e-5
+    assert aggregate[1]["rows"][0]["times"]["published"]["missed"] < 1e-4
 
 
 def test_an_unknown_row_is_refused_with_the_known_ones() -> None:
-    done = run("--rows", "resnet18")
+    done = run("aggregate.py", "--rows", "resnet18")
     assert done.returncode == 2
     assert "resnet20x10" in done.stderr
+
+
+def test_table_and_picture_are_in_the_folder_too(aggregate: Answer) -> None:
+    assert (aggregate[2] / "aggregate.md").read_text(encoding="utf-8") == aggregate[0]
+    pytest.importorskip("matplotlib")
+    assert (aggregate[2] / "aggregate.png").read_bytes().startswith(b"\x89PNG")
