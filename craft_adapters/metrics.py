@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -141,6 +141,7 @@ def per_client_accuracy(
     parts: Mapping[ClientId, npt.ArrayLike] | Sequence[npt.ArrayLike],
     *,
     batch_size: int = 1024,
+    read: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> ClientScores:
     """Evaluate one classifier on many clients' test examples.
 
@@ -154,6 +155,8 @@ def per_client_accuracy(
         y: Labels, integers, shape (n,).
         parts: Per client the indices of its test examples, by client id or by position.
         batch_size: Examples per forward pass, at least 1. Batches go to the model's device.
+        read: Indices of a batch, on the device of ``x``, -> what the model takes; None: ``x`` as
+            it is.
 
     Returns:
         See :class:`ClientScores`.
@@ -183,7 +186,9 @@ def per_client_accuracy(
     try:
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            logits = model(x[batch.to(x.device)].to(parameter.device)).float()
+            rows = batch.to(x.device)
+            inputs = x[rows] if read is None else read(rows)
+            logits = model(inputs.to(parameter.device)).float()
             target = y[batch.to(y.device)].to(logits.device, torch.int64)
             correct.append((logits.argmax(1) == target).double().cpu().numpy())
             each = nn.functional.cross_entropy(logits, target, reduction="none")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from ._augment import crop_flip
 from ._datasets import Dataset, DatasetNotFound, load_digits
+from ._engines import Trained
+from ._federation import Federation, Job
 from ._partition import (
     Split,
     count_clients,
@@ -18,13 +20,18 @@ from ._partition import (
     train_test_split,
     writer_partition,
 )
+from ._settings import LocalTraining
 from ._sources import available_datasets, load_dataset
 from ._split_file import load_split, save_split
 
 __all__ = [
     "Dataset",
     "DatasetNotFound",
+    "Federation",
+    "Job",
+    "LocalTraining",
     "Split",
+    "Trained",
     "available_datasets",
     "count_clients",
     "crop_flip",
