@@ -86,7 +86,10 @@ class Intake:
         plain = not any(self.state[entry].is_complex() for entry in entries)
         table = []
         for client in self.clients:
-            values = [self._value(client, entry) for entry in entries]
+            names = entries
+            if self.prefixes[client.client_id] != self.prefix:
+                names = [self._name(client, entry) for entry in entries]
+            values = [client.values[name] for name in names]
             # What nearly every client sends passes at a fraction of the time of a check each.
             if not (
                 plain
@@ -125,9 +128,6 @@ class Intake:
 
     def _name(self, client: ClientUpdate, entry: str) -> str:
         return self.prefixes[client.client_id] + entry[len(self.prefix) :]
-
-    def _value(self, client: ClientUpdate, entry: str) -> Any:
-        return client.values[self._name(client, entry)]
 
     def _checked(self, client: ClientUpdate, entry: str, value: Any) -> Tensor:
         expected: Tensor = self.state[entry]
@@ -267,7 +267,16 @@ def _payload(
 ) -> tuple[str, ...]:
     known = {name[len(prefix) :]: name for name in state}
     sent: dict[int | str, set[str]] = {}
+    before: ClientUpdate | None = None
     for client in clients:
+        if (
+            before is not None
+            and prefixes[client.client_id] == prefixes[before.client_id]
+            and list(client.values) == list(before.values)  # keys() of a lazy mapping would read
+        ):
+            sent[client.client_id] = sent[before.client_id]
+            continue
+        before = client
         cut = len(prefixes[client.client_id])
         names = {name[cut:] if isinstance(name, str) else name for name in client.values}
         for name in client.values:

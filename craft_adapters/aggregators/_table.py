@@ -114,7 +114,7 @@ class _Columns:
         if self._memory:
             parts.append([self._remembered(n, b) for n, b in zip(names, base, strict=True)])
         self._held = dict(zip(names, zip(*parts, strict=True), strict=True))
-        if any(value.dtype == torch.float64 for part in parts for value in part):
+        if any(torch.float64 in {value.dtype for value in part} for part in parts):
             for name, column in self._held.items():
                 self._note(name, column)
 
