@@ -14,7 +14,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -33,6 +33,7 @@ from .._intake import Intake, real, shaped
 from .._layout import Granularity, Group, Layout
 from ..errors import CheckpointError, OptionError
 from ..projection import Correction, Cosines, Solution, combine, gram, sound
+from ._requirements import screened
 from ._shards import Shards, local_state, local_updates, whole_state
 from ._table import Table
 
@@ -56,7 +57,7 @@ _CLOSE = 2.5e-6
 class Grams:
     """All that a rule needs to know about a round's updates: small float64 tensors on the CPU.
 
-    For q groups, m clients and k memory rows (0 or 1):
+    For q groups, m clients and k past updates:
 
     Attributes:
         groups: The q layer groups.
@@ -66,9 +67,12 @@ class Grams:
         products: (q, m, m) Inner products of the clients' updates.
         memory_products: (q, m) Inner products of the clients' updates with the memory row.
         memory_norms: (q,) Length of the memory row; zero without one.
+        past: The k past updates that the rule asked for; see :meth:`GramRule.past`.
+        all_products: (q, m + k, m + k) Inner products of the clients' and the past updates.
         exact: (q,) bool. Whether the products are good to float64 (else to float32).
         rounding: (q,) Unit roundoff of the clients' values: relative noise to expect in a row.
         widths: (q,) Number of coordinates.
+        intake: What arrived, for a rule that keeps the clients' values.
     """
 
     groups: tuple[Group, ...]
@@ -78,9 +82,12 @@ class Grams:
     products: Tensor
     memory_products: Tensor
     memory_norms: Tensor
+    past: tuple[ClientUpdate, ...]
+    all_products: Tensor
     exact: Tensor
     rounding: Tensor
     widths: Tensor
+    intake: Intake
 
     @property
     def norms(self) -> Tensor:
@@ -91,6 +98,8 @@ class Grams:
 @dataclass(frozen=True, slots=True)
 class Combination:
     """A rule's answer: per group, step g = sum_i weights_i g_i + memory_weight * memory.
+
+    Past updates are added with weights of their own.
 
     Attributes:
         weights: (q, m) On the clients' raw updates.
@@ -105,6 +114,7 @@ class Combination:
         solution: What the solver found out about the cosine matrices, or None.
         consensus: (q,) See ``GroupReport.consensus``, or None.
         notes: Group position -> remark for the report.
+        past_weights: (q, k) On the past updates; None for no weight.
     """
 
     weights: Tensor
@@ -117,6 +127,7 @@ class Combination:
     solution: Solution | None = None
     consensus: Tensor | None = None
     notes: Mapping[int, str] = field(default_factory=dict)
+    past_weights: Tensor | None = None
 
 
 class GramRule(Aggregator):
@@ -180,6 +191,23 @@ class GramRule(Aggregator):
         """Entry -> the remembered direction; entries it lacks count as zero."""
         return {}
 
+    def past(self, intake: Intake) -> Sequence[ClientUpdate]:
+        """Earlier updates (``kind="update"``) that stand below this round's, one row each.
+
+        They have a say in the step only, by ``Combination.past_weights``: not in shares, buffers
+        and report. Their ids are not among the clients', their entries named as in the global
+        model. A call of :meth:`aggregate` asks once.
+        """
+        return ()
+
+    def turn(self, entry: str, step: Tensor) -> Tensor:
+        """What the model moves along, given an entry's step direction g, flat: g itself.
+
+        For rules that rescale every coordinate. The report is about g. Must not change the state
+        that :meth:`state_dict` gives.
+        """
+        return step
+
     def commit(self, grams: Grams, combination: Combination, steps: Mapping[str, Tensor]) -> None:
         """Take over a round that succeeded.
 
@@ -205,6 +233,7 @@ class GramRule(Aggregator):
             global_state, updates = local_state(given), local_updates(updates)
         with torch.no_grad(), _full_precision(self.device):
             intake = Intake.of(global_state, updates)
+            intake = screened(intake, self.name, self.requires, self.on_nonfinite)
             layout = self._layout(global_state).restrict(intake.payload)
             self._check_memory(global_state)
             if self._shards is not None:
@@ -251,10 +280,11 @@ class GramRule(Aggregator):
     def _gram_pass(self, intake: Intake, layout: Layout) -> tuple[Grams, Intake, Table]:
         """First read of the updates. Leaves out clients whose values are not finite."""
         groups, count = layout.groups, len(intake.clients)
+        past = tuple(self.past(intake))
         # Where clients sent models, what is not finite in the global one shows in all differences.
         shows = set(intake.payload) if intake.clients[0].kind == "state" else set()
         intake.check_global(entry for entry in intake.state if entry not in shows)
-        table = self._table(intake, layout)
+        table = self._table(_below(intake, past), layout)
         products = torch.zeros(0, dtype=torch.float64)
         exact = torch.ones(len(groups), dtype=torch.bool)
         # Values that would have to be read, or products added over processes, once more are not
@@ -263,7 +293,7 @@ class GramRule(Aggregator):
             exact = torch.tensor([table.double(group) for group in groups], dtype=torch.bool)
         if not bool(exact.all()):
             products = self._multiply(table, groups, ~exact, torch.float32, products)
-            exact |= ~sound(products[:, :count, :count])
+            exact |= ~sound(products[:, :-1, :-1])
         products = self._multiply(table, groups, exact, torch.float64, products)
         squares = torch.zeros(count, dtype=torch.float64)
         if layout.averaged:
@@ -288,10 +318,11 @@ class GramRule(Aggregator):
             entries = [entry for group in groups for entry in group.entries] + [*layout.averaged]
             first = None if self._shards is None else self._shards.first
             intake = intake.without(bad, entries, self.on_nonfinite, first)
-            kept = torch.cat([finite.nonzero().flatten(), torch.tensor([count])])
+            others = torch.arange(count, products.shape[-1])
+            kept = torch.cat([finite.nonzero().flatten(), others])
             products = products[:, kept][:, :, kept]
             count = len(intake.clients)
-            table = self._table(intake, layout)
+            table = self._table(_below(intake, past), layout)
         counts = torch.tensor([c.num_examples for c in intake.clients], dtype=torch.float64)
         counts = counts / counts.max()  # the sum of huge counts stays finite
         grams = Grams(
@@ -300,11 +331,14 @@ class GramRule(Aggregator):
             clients=intake.clients,
             shares=counts / counts.sum(),
             products=products[:, :count, :count],
-            memory_products=products[:, :count, count],
-            memory_norms=products[:, count, count].sqrt(),
+            memory_products=products[:, :count, -1],
+            memory_norms=products[:, -1, -1].sqrt(),
+            past=past,
+            all_products=products[:, :-1, :-1],
             exact=exact,
             rounding=torch.tensor([_EPS[is_double] for is_double in double], dtype=torch.float64),
             widths=widths,
+            intake=intake,
         )
         return grams, intake, table
 
@@ -348,10 +382,11 @@ class GramRule(Aggregator):
         norms = torch.zeros(len(groups), dtype=torch.float64)
         inner = _inner_products(grams, combination)
         inverse = torch.where(combination.active, 1.0 / grams.norms, 0.0)
-        weights = combination.weights
+        parts = [combination.weights, _past_weights(grams, combination)]
         if table.remembers:
-            weights = torch.cat([weights, combination.memory_weights.unsqueeze(-1)], dim=-1)
-        parts = []
+            parts.append(combination.memory_weights.unsqueeze(-1))
+        weights = torch.cat(parts, dim=-1)
+        flats = []
         double = grams.rounding == _EPS[True]
         for chosen, dtype, step_dtype in (
             (~grams.exact, torch.float32, torch.float32),
@@ -370,26 +405,26 @@ class GramRule(Aggregator):
             if measured is not None:
                 inner[members] = measured[:, :count].cpu() * inverse[members]
             norms[members] = rows.lengths(flat).cpu()
-            parts.append((members.tolist(), rows.plan.entries, flat))
+            flats.append((members.tolist(), rows.plan.entries, flat))
         norms = self.over_ranks(norms.square()).sqrt()
         # Float32 rows were independent: nothing cancels.
         norms = norms.where(~grams.exact | (norms > combination.noise), 0.0)
         factors = torch.where(
-            combination.lengths.isnan(), combination.rates, combination.lengths / norms
+            combination.lengths.isnan(),
+            combination.rates,
+            torch.where(norms > 0, combination.lengths / norms, 0.0),
         ).tolist()
-        for positions, starts, flat in parts:
+        for positions, starts, flat in flats:
             places = iter(starts)
             for q in positions:
                 for entry in groups[q].entries:
                     start, origin = next(places), real(intake.state[entry]).to(self.device)
                     step = flat[start : start + origin.numel()]
-                    still = not norms[q]
-                    if still:
+                    if not norms[q]:
                         step.zero_()
                     steps[entry] = step
-                    moved = torch.sub(
-                        origin, step.view(origin.shape), alpha=0.0 if still else factors[q]
-                    )
+                    along = self.turn(entry, step).view(origin.shape)
+                    moved = torch.sub(origin, along, alpha=factors[q])
                     new[entry] = shaped(moved, intake.state[entry])
         new.update(self._average(intake, layout, grams.shares, table))
         for entry in layout.counted:
@@ -465,10 +500,28 @@ def _buffers(layout: Layout) -> Group:
     return Group("buffers", layout.averaged)
 
 
+def _below(intake: Intake, past: Sequence[ClientUpdate]) -> Intake:
+    """The round's clients and past updates below them: the rows of the matrices."""
+    return replace(
+        intake,
+        clients=(*intake.clients, *past),
+        prefixes={**intake.prefixes, **{update.client_id: intake.prefix for update in past}},
+    )
+
+
+def _past_weights(grams: Grams, combination: Combination) -> Tensor:
+    """(q, k) Zero where the rule gave none."""
+    if combination.past_weights is not None:
+        return combination.past_weights
+    return torch.zeros(len(grams.groups), len(grams.past), dtype=torch.float64)
+
+
 def _inner_products(grams: Grams, combination: Combination) -> Tensor:
     """(q, m) u_i . g by the Gram matrices."""
     inner = (grams.products @ combination.weights.unsqueeze(-1)).squeeze(-1)
     inner += grams.memory_products * combination.memory_weights.unsqueeze(-1)
+    across = grams.all_products[:, : len(grams.clients), len(grams.clients) :]
+    inner += (across @ _past_weights(grams, combination).unsqueeze(-1)).squeeze(-1)
     return inner / grams.norms.where(grams.norms > 0, 1.0)
 
 
