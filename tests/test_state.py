@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from craft_adapters import (
+    AggregationReport,
     Aggregator,
     CheckpointError,
     ClientUpdate,
@@ -613,6 +614,37 @@ def test_an_observer_sees_only_rounds_that_succeeded(device: torch.device) -> No
         rule.aggregate(theta, [])
     rule.aggregate(theta, replies(theta, 1))
     assert seen == [0, 1]
+
+
+def test_a_round_that_an_observer_refuses_has_not_happened(device: torch.device) -> None:
+    rule = trained(device, scale="steady", reference="ema")
+    before = rule.state_dict()
+    refused: list[int] = []
+
+    def refuse(report: AggregationReport) -> None:
+        refused.append(report.round)
+        raise RuntimeError("the disk is full")
+
+    rule.observers.append(refuse)
+    theta = start(device)
+    with pytest.raises(RuntimeError, match="disk is full"):
+        rule.aggregate(theta, replies(theta, 1))
+    assert same(before, rule.state_dict())
+    rule.observers.remove(refuse)
+    assert rule.aggregate(theta, replies(theta, 1)).report.round == refused[0]
+
+
+def test_a_default_device_of_another_kind_changes_nothing(device: torch.device) -> None:
+    theta = start(device)
+    wanted = Craft(device=device).aggregate(theta, replies(theta, 0)).state
+    updates = replies(theta, 0)
+    torch.set_default_device("meta")
+    try:
+        got = Craft(device=device).aggregate(theta, updates).state
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert same(got, wanted)
 
 
 # -- lazy values ---------------------------------------------------------------------------------

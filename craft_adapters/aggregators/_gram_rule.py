@@ -13,7 +13,7 @@ import operator
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -211,6 +211,9 @@ class GramRule(Aggregator):
     def commit(self, grams: Grams, combination: Combination, steps: Mapping[str, Tensor]) -> None:
         """Take over a round that succeeded.
 
+        What is remembered must be replaced, not changed in place: an observer that raises takes
+        the round back.
+
         Args:
             grams: What :meth:`combine` was given.
             combination: What it answered.
@@ -231,7 +234,7 @@ class GramRule(Aggregator):
         given = global_state
         if self._shards is not None:
             global_state, updates = local_state(given), local_updates(updates)
-        with torch.no_grad(), _full_precision(self.device):
+        with torch.no_grad(), _plain_torch(self.device):
             intake = Intake.of(global_state, updates)
             intake = screened(intake, self.name, self.requires, self.on_nonfinite)
             layout = self._layout(global_state).restrict(intake.payload)
@@ -250,12 +253,23 @@ class GramRule(Aggregator):
                 groups=_report_groups(grams, combination, applied),
                 seconds=time.perf_counter() - started,
             )
-            self.commit(grams, combination, applied.steps)
-        self._round = number + 1
-        for observer in self.observers:
-            observer(report)
+            self._finish(grams, combination, applied, report)
         state = applied.state if self._shards is None else whole_state(applied.state, given)
         return AggregationResult(state, report)
+
+    def _finish(
+        self, grams: Grams, combination: Combination, applied: _Applied, report: AggregationReport
+    ) -> None:
+        """Take the round over and tell the observers; if one raises, it has not happened."""
+        before = vars(self).copy()
+        try:
+            self.commit(grams, combination, applied.steps)
+            self._round = report.round + 1
+            for observer in self.observers:
+                observer(report)
+        except BaseException:
+            vars(self).update(before)
+            raise
 
     def over_ranks(self, values: Tensor) -> Tensor:
         """Sum of a float64 CPU tensor over the ranks of the process group; itself without one."""
@@ -469,12 +483,19 @@ class _Applied:
 
 
 @contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Float32 products as float32: no TF32, no bfloat16, no autocast; restored afterwards."""
+def _plain_torch(device: torch.device) -> Iterator[None]:
+    """Float32 products as float32, new tensors on the CPU unless said otherwise; restored after.
+
+    That is: no TF32, no bfloat16, no autocast, no default device.
+    """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.autocast("cpu", enabled=False), torch.autocast(device.type, enabled=False):
+        with ExitStack() as stack:
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+            if torch.get_default_device().type != "cpu":  # the context slows every call
+                stack.enter_context(torch.device("cpu"))
             yield
     finally:
         torch.set_float32_matmul_precision(before)
