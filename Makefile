@@ -47,6 +47,8 @@ types: $(READY)
 
 # The tables, all numbers and pictures go to build/bench; QUICK=--quick takes small sizes.
 bench: $(READY) $(RIVALS)
+	$(BIN)/python benchmarks/precision.py --out build/bench $(QUICK)
+	$(BIN)/python benchmarks/scaling.py --out build/bench $(QUICK)
 	$(BIN)/python benchmarks/aggregate.py --out build/bench $(QUICK)
 
 # Without them the benchmarks run too, and say that they are missing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -13,9 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from memory import available
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# Of memory for a number of an update: itself, a copy, and half as much to spare.
+_BYTES_EACH = 10
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers do it in print.
 STYLES: tuple[dict[str, Any], ...] = tuple(
@@ -36,6 +41,27 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         "--out", type=Path, metavar="DIR", help="write the table, all numbers and a picture there"
     )
     return made
+
+
+def with_most(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the option that bounds the sizes; :func:`most` reads it."""
+    made.add_argument(
+        "--most",
+        type=int,
+        metavar="NUMBERS",
+        help="no more numbers (clients times columns) than this; default: what memory allows",
+    )
+    return made
+
+
+def most(options: argparse.Namespace, quick: int) -> int:
+    """The largest number of numbers in all updates."""
+    if options.most is not None:
+        return int(options.most)
+    if options.quick:
+        return quick
+    free = available()
+    return sys.maxsize if free is None else free // _BYTES_EACH
 
 
 def about(device: torch.device | None = None) -> dict[str, Any]:
@@ -96,9 +122,17 @@ def publish(name: str, text: str, numbers: object, out: Path | None) -> None:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.md").write_text(text + "\n", encoding="utf-8")
-        # NaN and infinity are no JSON.
-        encoded = json.dumps(numbers, indent=2, allow_nan=False)
+        encoded = json.dumps(_encodable(numbers), indent=2, allow_nan=False)
         (out / f"{name}.json").write_text(encoded + "\n", encoding="utf-8")
+
+
+def _encodable(value: object) -> object:
+    """NaN and infinity, which are no JSON, as text."""
+    if isinstance(value, dict):
+        return {key: _encodable(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_encodable(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def figure(width: float, height: float) -> Figure | None:

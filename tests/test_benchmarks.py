@@ -109,3 +109,107 @@ def test_table_and_picture_are_in_the_folder_too(aggregate: Answer) -> None:
     assert (aggregate[2] / "aggregate.md").read_text(encoding="utf-8") == aggregate[0]
     pytest.importorskip("matplotlib")
     assert (aggregate[2] / "aggregate.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- scaling.py -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scaling(tmp_path_factory: pytest.TempPathFactory) -> Answer:
+    """The first sizes of each axis."""
+    return answer("scaling.py", tmp_path_factory.mktemp("out"), "--most", "200000")
+
+
+def test_each_axis_grows_alone(scaling: Answer) -> None:
+    axes = scaling[1]["axes"]
+    sizes = {
+        name: [(p["clients"], p["columns"], p["groups"]) for p in axis["points"]]
+        for name, axis in axes.items()
+    }
+    assert sizes == {
+        "clients": [(2, 100_000, 1)],
+        "columns": [(10, 1_000, 1), (10, 10_000, 1)],
+        "groups": [(10, 3_000, 1), (10, 9_000, 3)],
+    }
+    for axis in axes.values():
+        assert all(map(math.isfinite, numbers(axis)))
+        for point in axis["points"]:
+            assert all(time.get("seconds", 1) > 0 for time in point["times"].values())
+
+
+def test_slopes_are_of_log_time_against_log_size(scaling: Answer) -> None:
+    axis = scaling[1]["axes"]["columns"]
+    for rule in ("ours", "floor", "fedml", "published"):
+        small, large = (point["times"][rule]["seconds"] for point in axis["points"])
+        slope = math.log10(large / small)  # the sizes are ten times apart
+        assert axis["slopes"][rule] == pytest.approx(slope)
+    assert scaling[1]["axes"]["clients"]["slopes"]["ours"] is None
+
+
+def test_sizes_that_were_left_out_are_named(scaling: Answer) -> None:
+    assert scaling[1]["axes"]["groups"]["too_large"] == [10, 30, 110, 330]
+    line = "groups: too large, over 200,000 numbers: 10, 30, 110, 330"
+    assert line in scaling[0].splitlines()
+
+
+# --- precision.py -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def precision(tmp_path_factory: pytest.TempPathFactory) -> Answer:
+    """Two and ten clients of a thousand columns."""
+    return answer("precision.py", tmp_path_factory.mktemp("out"), "--most", "10000")
+
+
+def test_every_cosine_is_within_the_bar(precision: Answer) -> None:
+    found = precision[1]
+    assert [(p["clients"], p["width"]) for p in found["points"][::6]] == [(2, 1000), (10, 1000)]
+    assert {p["cosine"] for p in found["points"]} == {0, 0.5, 0.9, 0.99, 0.999, 0.9999}
+    assert found["worst"] == max(p["missed"] for p in found["points"]) <= found["bar"] == 1e-5
+    for point in found["points"]:
+        assert point["gram"] < 1e-6
+        assert point["published"] < 1e-4
+
+
+def test_the_errors_stand_in_three_tables(precision: Answer) -> None:
+    lines = [line for line in table(precision[0]) if line.startswith("| 10 x 1,000")]
+    assert len(lines) == 3
+    missed = [p["missed"] for p in precision[1]["points"] if p["clients"] == 10]
+    cells = [float(cell) for cell in lines[0].strip("| ").split("|")[1:]]
+    assert cells == [float(f"{value:.0e}") for value in missed]
+
+
+@pytest.mark.parametrize("script", ["scaling", "precision"])
+def test_each_script_draws_a_picture(script: str, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("matplotlib")
+    folder = request.getfixturevalue(script)[2]
+    assert (folder / f"{script}.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- The exact check --------------------------------------------------------------------------
+
+
+def test_the_oracle_sees_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import torch
+    from federations import federation, layers
+    from oracle import gram_error, miss
+
+    given = federation(layers(2, 30), 3)
+    rows = [
+        torch.stack([given.state[e].double() - u.values[e] for u in given.updates]).squeeze(1)
+        for e in given.entries
+    ]
+    products = torch.stack([d @ d.mT for d in rows])
+    units = [d / d.norm(dim=1, keepdim=True) for d in rows]
+    steps = {
+        e: torch.linalg.pinv(u) @ given.shares for e, u in zip(given.entries, units, strict=True)
+    }
+    assert gram_error(given, products) < 1e-14
+    assert miss(given, steps) < 1e-12
+    products[1, 0, 2] += 1e-3 * rows[1][0].norm() * rows[1][2].norm()
+    steps[given.entries[1]] *= 1.01
+    assert gram_error(given, products) == pytest.approx(1e-3)
+    assert miss(given, steps) == pytest.approx(1e-2)
+    steps[given.entries[0]][0] = math.nan
+    assert math.isnan(miss(given, steps))
