@@ -156,7 +156,7 @@ def _stack(values: Values, target: Tensor) -> None:
             if device == target.device:
                 torch.stack(some, out=rows)
             else:
-                rows.copy_(_staged(some, target.device), non_blocking=True)
+                rows.copy_(_brought(some, target.device))
     elif values[0].numel() < _SHORT:
         target.copy_(torch.stack(values))
     else:
@@ -169,15 +169,16 @@ def _together(values: Values, target: Tensor) -> bool:
     return {value.device for value in values} == {target.device}
 
 
-def _staged(values: list[Tensor], device: torch.device) -> Tensor:
-    """Stacked where they are; in page-locked memory if that lets the next stack overlap the copy.
+def _brought(values: list[Tensor], device: torch.device) -> Tensor:
+    """Stacked where they are, and taken to a device as they are: their type is changed there.
 
-    The allocator of page-locked memory does not hand a piece out again before its copy is done.
+    From page-locked memory, the next stack overlaps the copy; the allocator of such memory does not
+    hand a piece out again before its copy is done.
     """
     if device.type != "cuda" or values[0].device.type != "cpu":
-        return torch.stack(values)
+        return torch.stack(values).to(device)
     dtype = values[0].dtype
     for value in values[1:]:
         dtype = torch.promote_types(dtype, value.dtype)
     stage = torch.empty((len(values), *values[0].shape), dtype=dtype, pin_memory=True)
-    return torch.stack(values, out=stage)
+    return torch.stack(values, out=stage).to(device, non_blocking=True)
