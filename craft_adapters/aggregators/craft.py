@@ -338,7 +338,7 @@ class Craft(GramRule):
                 "outweighs them and training may stall. Set client_length=1, targets='sqrt', "
                 "scale='steady' and server_lr=1 if the step length is not tuned",
                 AgreementWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         return rounds
 
