@@ -1,7 +1,37 @@
 """The rules, one file each, all on the contract of ``craft_adapters.Aggregator``."""
 
 from ._gram_rule import Combination, GramRule, Grams
+from .afl import AFL
+from .config import ConFIG
 from .craft import Craft
+from .fedadagrad import FedAdagrad
+from .fedadam import FedAdam
 from .fedavg import FedAvg
+from .fedavgm import FedAvgM
+from .fedfv import FedFV
+from .fedlf import FedLF
+from .fedmgda import FedMGDA
+from .fednova import FedNova
+from .fedprox import FedProx
+from .fedyogi import FedYogi
+from .qfedavg import QFedAvg
 
-__all__ = ["Combination", "Craft", "FedAvg", "GramRule", "Grams"]
+__all__ = [
+    "AFL",
+    "Combination",
+    "ConFIG",
+    "Craft",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedFV",
+    "FedLF",
+    "FedMGDA",
+    "FedNova",
+    "FedProx",
+    "FedYogi",
+    "GramRule",
+    "Grams",
+    "QFedAvg",
+]
