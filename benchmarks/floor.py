@@ -20,6 +20,8 @@ from torch import Tensor
 _BLOCKS = {"cpu": (1 << 22, 1 << 24), "cuda": (1 << 25, 1 << 28, 1 << 31)}
 # Columns of one product of a batch.
 _CHUNKS = (1 << 11, 1 << 12, 1 << 13)
+# Bytes of one copy to the card.
+_UPLOAD = 1 << 28
 # Of the fastest way of a part, at the first try.
 _FAR_BEHIND = 2.0
 
@@ -79,6 +81,14 @@ class Floor:
                 for way, taken in zip(ways, seconds, strict=True)
                 if taken < _FAR_BEHIND * min(seconds)
             ]
+
+
+def upload(size: int, device: torch.device) -> float:
+    """Seconds to bring so many bytes from page-locked memory to a card."""
+    source = torch.empty(min(size, _UPLOAD), dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(source, device=device)
+    tries = [timed(lambda: target.copy_(source, non_blocking=True), device)[0] for _ in range(5)]
+    return min(tries) * size / len(source)
 
 
 def _subtract_one_by_one(bases: tuple[Tensor, ...], parts: Parts, block: Tensor) -> None:

@@ -50,11 +50,11 @@ class Watched(Craft):
 def main(argv: list[str] | None = None) -> int:
     parser = report.parser(__doc__)
     parser.add_argument(
-        "--minutes", type=float, default=3.0, metavar="M", help="largest sizes last, while they fit"
+        "--minutes", type=float, default=2.0, metavar="M", help="largest sizes last, while they fit"
     )
     options = report.with_most(parser).parse_args(argv)
     most = report.most(options, QUICK)
-    about = {**report.about(), "most": most, "minutes": options.minutes}
+    about = {**report.about(torch.device("cpu")), "most": most, "minutes": options.minutes}
     points, left = _measure(most, 60 * options.minutes)
     about["load_after"] = report.load()
     worst = max(point["missed"] for point in points)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from memory import available
+from timing import Measured
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,9 +65,10 @@ def most(options: argparse.Namespace, quick: int) -> int:
     return sys.maxsize if free is None else free // _BYTES_EACH
 
 
-def about(device: torch.device | None = None) -> dict[str, Any]:
+def about(device: torch.device) -> Measured:
     """What the numbers depend on."""
-    facts: dict[str, Any] = {
+    facts: Measured = {
+        "device": str(device),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "craft_adapters": metadata.version("craft-adapters"),
@@ -75,7 +77,7 @@ def about(device: torch.device | None = None) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load_before": load(),
     }
-    if device is not None and device.type == "cuda":
+    if device.type == "cuda":
         facts["card"] = torch.cuda.get_device_name(device)
         facts["cuda"] = torch.version.cuda
     return facts
@@ -86,7 +88,7 @@ def load() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
-def machine(facts: dict[str, Any]) -> str:
+def machine(facts: Measured) -> str:
     """A line on what :func:`about` found, once "load_after" is there too."""
     card = f"{facts['card']}, CUDA {facts['cuda']}, " if "card" in facts else ""
     return (
@@ -111,6 +113,11 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
+def cell(time: Measured) -> str:
+    """What a race gave for one contestant, in short."""
+    return duration(time["seconds"]) if "seconds" in time else "-"
+
+
 def progress(text: str) -> None:
     """Say where the run is, beside the table."""
     print(f"{text} ...", file=sys.stderr, flush=True)
@@ -120,10 +127,15 @@ def publish(name: str, text: str, numbers: object, out: Path | None) -> None:
     """Print the text; into ``out``, write it and the numbers."""
     print(text)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / f"{name}.md").write_text(text + "\n", encoding="utf-8")
-        encoded = json.dumps(_encodable(numbers), indent=2, allow_nan=False)
-        (out / f"{name}.json").write_text(encoded + "\n", encoding="utf-8")
+        write(name, text, numbers, out)
+
+
+def write(name: str, text: str, numbers: object, out: Path) -> None:
+    """The text as Markdown, the numbers as JSON."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.md").write_text(text + "\n", encoding="utf-8")
+    encoded = json.dumps(_encodable(numbers), indent=2, allow_nan=False)
+    (out / f"{name}.json").write_text(encoded + "\n", encoding="utf-8")
 
 
 def _encodable(value: object) -> object:

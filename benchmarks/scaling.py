@@ -132,7 +132,7 @@ def _table(name: str, axis: Measured) -> str:
     rows = [
         [
             f"{point[name]:,}",
-            *(_time(point["times"][rule]) for rule in contestants.TITLES),
+            *(report.cell(point["times"][rule]) for rule in contestants.TITLES),
             f"{point['ratios']['ours_over_floor']:.2f}",
         ]
         for point in axis["points"]
@@ -140,10 +140,6 @@ def _table(name: str, axis: Measured) -> str:
     slopes = (axis["slopes"][rule] for rule in contestants.TITLES)
     rows.append(["slope", *("-" if s is None else f"{s:.2f}" for s in slopes), ""])
     return report.table(header, rows)
-
-
-def _time(time: Measured) -> str:
-    return report.duration(time["seconds"]) if "seconds" in time else "-"
 
 
 def _footnotes(about: Measured, axes: dict[str, Measured]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 Answer = tuple[str, dict[str, Any], Path]
@@ -186,12 +187,63 @@ def test_each_script_draws_a_picture(script: str, request: pytest.FixtureRequest
     assert (folder / f"{script}.png").read_bytes().startswith(b"\x89PNG")
 
 
+# --- gpu.py -----------------------------------------------------------------------------------
+
+
+def gpu(folder: Path, *tests: Path) -> subprocess.CompletedProcess[str]:
+    options = ("--device", "cpu", "--quick", "--rows", "tinyx3", "--out", folder, "--tests", *tests)
+    return run("gpu.py", *options)
+
+
+def test_the_card_script_times_and_tests(tmp_path: Path) -> None:
+    file = tmp_path / "test_device.py"
+    file.write_text(
+        "import os\n"
+        "def test_device(): assert os.environ['CRAFT_TEST_DEVICE'] == 'cpu'\n"
+        "def test_wants(): import no_such_package\n"
+    )
+    done = gpu(tmp_path / "out", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out" / "gpu.json").read_text(encoding="utf-8"))
+    (row,) = found["rows"]
+    assert row["name"] == "tinyx3, updates on cpu"
+    assert row["times"]["ours"]["seconds"] > 0
+    assert row["times"]["ours"]["missed"] < 1e-5
+    assert row["bars"] == []  # they are the card's
+    assert found["tests"]["passed"] == 1
+    assert list(found["tests"]["lacking"].values()) == ["no_such_package"]
+
+
+def test_the_card_script_fails_where_a_test_does(tmp_path: Path) -> None:
+    file = tmp_path / "test_false.py"
+    file.write_text("def test_false(): assert False, 'this one'\ndef test_true(): pass\n")
+    done = gpu(tmp_path / "out", file)
+    assert done.returncode == 1
+    assert "this one" in done.stdout
+
+
+def test_tests_that_hang_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from gpu import tests
+
+    file = tmp_path / "test_hang.py"
+    file.write_text("import threading\ndef test_hang(): threading.Event().wait()\n")
+    found = tests([str(file)], torch.device("cpu"), seconds=3)
+    assert found["failures"] == {"pytest": "stopped after 3 s"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_without_a_card_it_says_so() -> None:
+    done = run("gpu.py")
+    assert done.returncode == 2
+    assert "no CUDA device" in done.stderr
+
+
 # --- The exact check --------------------------------------------------------------------------
 
 
 def test_the_oracle_sees_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
-    import torch
     from federations import federation, layers
     from oracle import gram_error, miss
 
