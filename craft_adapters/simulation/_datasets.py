@@ -103,7 +103,7 @@ class Dataset:
         count = self.x[:, 0].numel()
         total = torch.zeros(self.x.shape[1], dtype=torch.float64)
         square = total.clone()
-        for part in self.x.split(4096):  # a float64 copy of all of it may not fit
+        for part in torch.split(self.x, 4096):  # a float64 copy of all of it may not fit
             values = part.double()
             total += values.sum(dims).cpu()
             square += values.square().sum(dims).cpu()

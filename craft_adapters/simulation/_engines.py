@@ -34,6 +34,7 @@ class Task:
         batches: What to train it on.
         proximal: Strength of the pull to the anchor.
         seed: Of this training's own random numbers (dropout).
+        examples: Number of different examples.
     """
 
     client: int
@@ -41,14 +42,23 @@ class Task:
     batches: Batches
     proximal: float
     seed: int
+    examples: int
 
 
 class Trained(NamedTuple):
-    """A model after its training: client, state, number of steps."""
+    """A model after its training.
+
+    Attributes:
+        client: The client's position.
+        state: The model, on the federation's device.
+        steps: Number of steps that it took.
+        examples: Number of different examples that it was trained on.
+    """
 
     client: int
     state: dict[str, Tensor]
     steps: int
+    examples: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +123,7 @@ def _train_one(shop: Workshop, task: Task, anchor: Mapping[str, Tensor], lr: flo
             grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
             _sgd(params, grads, pulls, velocity, shop.training, lr)
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    return Trained(task.client, state, len(batches))
+    return Trained(task.client, state, len(batches), task.examples)
 
 
 def train_many(
@@ -185,7 +195,12 @@ def _train_chunk(
         moving = {name: value[:active] for name, value in velocity.items()}
         _sgd(params, grads, pulls, moving, shop.training, lr)
     return [
-        Trained(task.client, {name: value[i] for name, value in stacked.items()}, int(steps[i]))
+        Trained(
+            task.client,
+            {name: value[i] for name, value in stacked.items()},
+            len(task.batches),
+            task.examples,
+        )
         for i, task in enumerate(tasks)
     ]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .._contract import ClientId
 from ..errors import OptionError
 from ..metrics import ClientScores, per_client_accuracy
 from ._batches import draw_batches
@@ -125,6 +126,7 @@ class Federation:
         round: int,
         anchor: Mapping[str, Tensor] | None = None,
         stream: int = 0,
+        training: LocalTraining | None = None,
     ) -> list[Trained]:
         """Train models on clients' examples.
 
@@ -134,41 +136,54 @@ class Federation:
             anchor: What the proximal term pulls to, by entry; entries it lacks are not pulled.
                 None: each entry to the first job's start.
             stream: Another number gives other batches, for a second model in the same round.
+            training: How to train this time; None: as always. The engine stays.
 
         Returns:
-            In the order of ``jobs``: client, state on the federation's device, number of steps. A
-            client without examples gets its start back, after zero steps.
+            In the order of ``jobs``. A client without examples gets its start back, after zero
+            steps.
         """
         if not jobs:
             return []
-        tasks = [self._task(job, round, stream) for job in jobs]
+        shop = self._shop if training is None else replace(self._shop, training=training)
+        tasks = [self._task(job, shop.training, round, stream) for job in jobs]
         reference = jobs[0].start if anchor is None else anchor
         reference = {name: value.to(self.device) for name, value in reference.items()}
-        lr = self.training.rate(round)
+        lr = shop.training.rate(round)
         if self.engine is None:
             self.engine = self._fastest(tasks, reference, lr)
         work = train_loop if self.engine == "loop" else train_many
-        idle = [Trained(t.client, dict(t.start), 0) for t in tasks if not len(t.batches)]
-        done = work(self._shop, [task for task in tasks if len(task.batches)], reference, lr)
+        idle = [Trained(t.client, dict(t.start), 0, 0) for t in tasks if not len(t.batches)]
+        done = work(shop, [task for task in tasks if len(task.batches)], reference, lr)
         waiting = {False: iter(idle), True: iter(done)}
         return [next(waiting[len(task.batches) > 0]) for task in tasks]
 
-    def losses(self, state: Mapping[str, Tensor], clients: Sequence[int]) -> dict[int, float]:
-        """Loss of one model on each client's training examples, without augmentation or dropout.
+    def losses(
+        self,
+        state: Mapping[str, Tensor] | Callable[[int], Mapping[str, Tensor]],
+        clients: Sequence[int],
+    ) -> dict[int, float]:
+        """Loss on each client's training examples, without augmentation or dropout.
+
+        Args:
+            state: One model for all, or a function from client to its model.
+            clients: Whose examples.
 
         Returns:
             Client -> mean loss; NaN for a client without examples.
         """
-        model = self.load(state)
+        shared = None if callable(state) else self.load(state)
 
-        def mean(examples: IndexArray) -> float:
-            parts = torch.from_numpy(examples).to(self.device).split(_EVALUATION_BATCH)
+        def mean(client: int) -> float:
+            examples = self.split.train[client]
+            model = self.load(state(client)) if callable(state) else shared
+            assert model is not None
+            parts = torch.split(torch.from_numpy(examples).to(self.device), _EVALUATION_BATCH)
             batches = (self._shop.batch(part, None, None) for part in parts)
             losses = [self._shop.loss(model(x), y).double() for x, y in batches]
             return float(torch.cat(losses).mean()) if len(examples) else float("nan")
 
         with torch.no_grad():
-            return {client: mean(self.split.train[client]) for client in clients}
+            return {client: mean(client) for client in clients}
 
     def evaluate(
         self,
@@ -181,10 +196,11 @@ class Federation:
             state: One model for all, or a function from client to its model.
             examples: What to test on instead, by client.
         """
-        parts = dict(enumerate(self.split.test)) if examples is None else dict(examples)
+        test = dict(enumerate(self.split.test)) if examples is None else examples
+        parts: dict[ClientId, IndexArray] = {client: part for client, part in test.items()}
         x, y = self.dataset.x, self.dataset.y
 
-        def score(model: nn.Module, parts: Mapping[int, IndexArray]) -> ClientScores:
+        def score(model: nn.Module, parts: dict[ClientId, IndexArray]) -> ClientScores:
             dtype = next(model.parameters()).dtype
             return per_client_accuracy(
                 model, x, y, parts, read=lambda batch: self.dataset.inputs(batch).to(dtype)
@@ -193,7 +209,7 @@ class Federation:
         if not callable(state):
             return score(self.load(state), parts)
         scores = ClientScores({}, {}, {})
-        for client, part in parts.items():
+        for client, part in test.items():
             one = score(self.load(state(client)), {client: part})
             for whole, piece in zip(_fields(scores), _fields(one), strict=True):
                 whole.update(piece)
@@ -204,21 +220,22 @@ class Federation:
         self._shop.model.load_state_dict(state)
         return self._shop.model.eval()
 
-    def _task(self, job: Job, round: int, stream: int) -> Task:
+    def _task(self, job: Job, training: LocalTraining, round: int, stream: int) -> Task:
         examples = self.split.train[job.client] if job.examples is None else job.examples
         return Task(
             client=job.client,
             start={name: value.to(self.device) for name, value in job.start.items()},
             batches=draw_batches(
                 examples,
-                self.training,
+                training,
                 seed=self.seed,
                 round=round,
                 client=job.client,
                 stream=stream,
             ),
-            proximal=self.training.proximal if job.proximal is None else job.proximal,
+            proximal=training.proximal if job.proximal is None else job.proximal,
             seed=torch_seed(self.seed, DROPOUT, stream, round, job.client),
+            examples=len(examples),
         )
 
     def _fastest(

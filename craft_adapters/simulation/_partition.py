@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ._streams import CLIENTS, PARTITION, SURVIVORS, TRAIN_TEST, generator, integer
+from ._streams import CLIENTS, PARTITION, SURVIVORS, TRAIN_TEST, VALIDATION, generator, integer
 
 __all__ = [
     "IndexArray",
     "Split",
     "count_clients",
     "dirichlet_partition",
+    "hold_out",
     "iid_partition",
     "sample_clients",
     "surviving_clients",
@@ -192,6 +193,30 @@ def train_test_split(
         split.test.append(np.sort(indices[:size]))
         split.train.append(np.sort(indices[size:]))
     return split
+
+
+def hold_out(
+    examples: npt.ArrayLike, fraction: float, *, client: int, seed: int
+) -> tuple[IndexArray, IndexArray]:
+    """Part of a client's training examples to train on, and a part to choose settings by.
+
+    Args:
+        examples: Indices of the client's training examples.
+        fraction: Share that is held out, rounded down.
+        client: The client's position.
+        seed: Non-negative. Same seed, same part, in every round.
+
+    Returns:
+        ``(kept, held_out)``, both sorted.
+
+    Example:
+        >>> kept, held = hold_out(range(19), 0.1, client=0, seed=0)
+        >>> len(kept), len(held)
+        (18, 1)
+    """
+    order = generator(seed, VALIDATION, client).permutation(_indices(client, examples))
+    size = int(Fraction(str(float(fraction))) * len(order))
+    return np.sort(order[size:]), np.sort(order[:size])
 
 
 def sample_clients(num_clients: int, per_round: int, *, round: int, seed: int) -> list[int]:

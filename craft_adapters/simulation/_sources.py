@@ -94,8 +94,8 @@ def _emnist(
     parts = [_torchvision("EMNIST", root, train=train, split=split) for train in (True, False)]
     # The files hold the images transposed.
     x = torch.cat([part.data for part in parts]).transpose(1, 2).unsqueeze(1).contiguous()
-    classes, y = torch.cat([part.targets for part in parts]).unique(return_inverse=True)
-    return _finish(Dataset(f"emnist-{split}", x, y, len(classes)), standardise)
+    y, count = _numbered(torch.cat([part.targets for part in parts]).numpy())
+    return _finish(Dataset(f"emnist-{split}", x, y, count), standardise)
 
 
 def _torchvision(kind: str, root: str, **options: Any) -> Any:
@@ -141,8 +141,8 @@ def _femnist(
         owners += [number] * count
     if not images:
         raise OptionError(f"FEMNIST: no writer has at most max_per_writer={max_per_writer} images")
-    x = torch.from_numpy(np.concatenate(images)).view(-1, 1, 28, 28)
-    dataset = Dataset("femnist", x, torch.tensor(labels), 62, writers=torch.tensor(owners))
+    pixels = torch.from_numpy(np.concatenate(images)).view(-1, 1, 28, 28)
+    dataset = Dataset("femnist", pixels, torch.tensor(labels), 62, writers=torch.tensor(owners))
     return _finish(dataset, standardise)
 
 
@@ -247,9 +247,14 @@ def _npz(*, path: str, standardise: bool = False) -> Dataset:
     values = torch.from_numpy(np.ascontiguousarray(x))
     if values.dtype != torch.uint8:
         values = values.float()
-    classes, labels = np.unique(y, return_inverse=True)
-    dataset = Dataset(file.stem, values, torch.from_numpy(labels.astype(np.int64)), len(classes))
-    return _finish(dataset, standardise)
+    labels, count = _numbered(y)
+    return _finish(Dataset(file.stem, values, labels, count), standardise)
+
+
+def _numbered(labels: np.ndarray[Any, Any]) -> tuple[torch.Tensor, int]:
+    """Labels as 0, 1, ... in their order, and how many there are."""
+    classes, numbers = np.unique(labels, return_inverse=True)
+    return torch.from_numpy(numbers.astype(np.int64)), len(classes)
 
 
 def _finish(dataset: Dataset, standardise: bool) -> Dataset:

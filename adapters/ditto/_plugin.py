@@ -1,0 +1,25 @@
+"""The adapter's entry in the registry. Importing it imports neither torch nor the adapter."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from craft_adapters.plugins import AdapterDescriptor, hookimpl
+
+__all__ = ["craft_register_adapters"]
+
+
+@hookimpl
+def craft_register_adapters(register: Callable[[AdapterDescriptor], None]) -> None:
+    """Offer the adapter; its host is this package's own federation."""
+    register(
+        AdapterDescriptor(
+            name="ditto",
+            distribution=None,
+            tested=(),
+            extra=None,
+            summary="Ditto, personalised training, with any rule as its averaging step",
+            load=lambda: importlib.import_module("craft_adapters.ditto"),
+        )
+    )

@@ -1,0 +1,264 @@
+"""One run: from a configuration to a folder of figures, restartable at any round."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import torch
+
+from .._contract import AggregationReport, State
+from ..errors import CheckpointError, OptionError
+from ..metrics import ClientScores, fairness
+from ..sinks import JsonlSink
+from ._config import RunConfig
+from ._federation import Federation
+from ._folder import RunFolder
+from ._partition import sample_clients, surviving_clients
+from ._split_file import load_split, save_split
+
+__all__ = ["Done", "Run", "Sink"]
+
+
+class Sink(Protocol):
+    """Somewhere that records go besides the run's own files."""
+
+    def write(self, record: Mapping[Any, Any]) -> None:
+        """Take one record of metrics.jsonl or rounds.jsonl."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done since the last one: a round, or the evaluation of the initial model.
+
+    Attributes:
+        round: Number of rounds that are complete.
+        rounds: Number of rounds of the whole run.
+        metrics: The records of the evaluation, if there was one.
+    """
+
+    round: int
+    rounds: int
+    metrics: tuple[dict[str, Any], ...]
+
+
+class Run:
+    """A run in a folder: starts it, or goes on where its last checkpoint is.
+
+    Killed at any moment and started again, a run ends bit for bit where the unbroken one ends, on
+    the same machine with the same versions and number of threads: model, clients' own models, the
+    rule's state, both files of lines. There is no generator to save: all random numbers depend on
+    the seed and on what they are for. An engine that was chosen by measurement is kept.
+
+    Args:
+        config: See :func:`read_config`.
+        folder: The run's folder; made if it is missing. One that holds a run of the same
+            configuration is gone on with; more ``rounds`` than before make it longer.
+        sinks: Get each record too.
+
+    Raises:
+        OptionError: the folder holds a run of another configuration; says what differs.
+        CheckpointError: the folder's checkpoint is damaged.
+
+    Example:
+        >>> import tempfile
+        >>> from craft_adapters.simulation import read_config
+        >>> config = read_config({"partition": {"clients": 20}}, ["rounds=2", "evaluate_every=1"])
+        >>> run = Run(config, tempfile.mkdtemp())
+        >>> [done.round for done in run], run.round
+        ([0, 1, 2], 2)
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: str | RunFolder,
+        *,
+        sinks: Iterable[Sink] = (),
+    ) -> None:
+        self.config = config
+        self.folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
+        self.sinks = tuple(sinks)
+        self.method = config.method()
+        resolved = config.resolved()
+        if self.folder.begun:
+            self._compare(resolved)
+        dataset = config.dataset()
+        if (self.folder / "partition.json").is_file():
+            split = load_split(self.folder / "partition.json", len(dataset), seed=0)
+        else:
+            split = config.split(dataset)
+        self.participants = config.participants(len(split.train))
+        model = config.model(dataset)
+        training, saved = config.training, self.folder.read("checkpoint.json")
+        if saved is not None and saved.get("engine"):
+            training = replace(training, engine=saved["engine"])
+        self.federation = Federation(dataset, split, model, training, seed=config.general.seed)
+        self.method.keep_in(self.folder / "clients")
+        self.round = 0
+        self.state: State = {
+            name: value.detach().clone().to(config.device)
+            for name, value in model.state_dict().items()
+        }
+        self.folder.write("config.json", resolved)
+        if not (self.folder / "partition.json").is_file():
+            save_split(split, self.folder / "partition.json")
+        self._resume(saved)
+
+    def __iter__(self) -> Iterator[Done]:
+        """Go on to the last round, a round at a time."""
+        general = self.config.general
+        with (
+            JsonlSink(self.folder / "metrics.jsonl") as metrics,
+            JsonlSink(self.folder / "rounds.jsonl") as rounds,
+        ):
+            if self.round == 0:
+                records = self._evaluate(metrics)
+                self._checkpoint()
+                yield Done(0, general.rounds, records)
+            while self.round < general.rounds:
+                self._step(rounds)
+                last = self.round == general.rounds
+                records = ()
+                if last or self.round % general.evaluate_every == 0:
+                    records = self._evaluate(metrics)
+                if last or self.round % general.checkpoint_every == 0:
+                    self._checkpoint()
+                yield Done(self.round, general.rounds, records)
+
+    def _step(self, sink: JsonlSink) -> None:
+        general, number = self.config.general, self.round
+        drawn = sample_clients(
+            len(self.federation), self.participants, round=number, seed=general.seed
+        )
+        clients = surviving_clients(drawn, general.drop_rate, round=number, seed=general.seed)
+        result = self.method.round(self.federation, self.state, clients, number)
+        if result is not None:
+            self.state = result.state
+        record: dict[str, Any] = {"round": number, "clients": clients}
+        if result is not None:
+            record |= _summary(result.report)
+        self._put(sink, record)
+        self.round += 1
+
+    def _evaluate(self, sink: JsonlSink) -> tuple[dict[str, Any], ...]:
+        scores = self.method.evaluate(self.federation, self.state)
+        records = tuple(_record(self.round, kind, scored) for kind, scored in scores.items())
+        for record in records:
+            self._put(sink, record)
+        return records
+
+    def _put(self, sink: JsonlSink, record: dict[str, Any]) -> None:
+        sink.write(record)
+        for other in self.sinks:
+            other.write(record)
+
+    def _checkpoint(self) -> None:
+        extra = {"engine": self.federation.engine, "method": self.method.commit()}
+        self.folder.save(self.round, self.state, self.method.aggregator, extra)
+        self.method.prune()
+
+    def _resume(self, saved: Any) -> None:
+        loaded = self.folder.load(self.method.aggregator)
+        if loaded is None:
+            self.folder.cut({})
+            self.folder.write("run.json", self._environment())
+            return
+        saved, state = loaded
+        if state.keys() != self.state.keys():
+            raise CheckpointError(f"{self.folder.path}: the checkpoint is of another model")
+        self.state = {name: value.to(self.state[name].device) for name, value in state.items()}
+        self.method.restore(saved["method"])
+        self.round = saved["round"]
+
+    def _compare(self, resolved: Mapping[str, Any]) -> None:
+        before = self.folder.read("config.json")
+        old, new = _flat(before), _flat(resolved)
+        for harmless in ("rounds", "checkpoint_every"):
+            old.pop(harmless, None), new.pop(harmless, None)
+        differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+        if differ:
+            listed = "; ".join(f"{k}: {old.get(k)!r} there, {new.get(k)!r} here" for k in differ)
+            raise OptionError(
+                f"{self.folder.path} holds a run of another configuration ({listed}); give "
+                "another folder, or delete this one"
+            )
+
+    def _environment(self) -> dict[str, Any]:
+        from .. import __version__
+
+        device = self.config.device
+        named = {"cuda": lambda: torch.cuda.get_device_name(device)}
+        return {
+            "seed": self.config.general.seed,
+            "craft-adapters": __version__,
+            "torch": str(torch.__version__),
+            "numpy": version("numpy"),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "system": platform.system(),
+            "device": str(device),
+            "device_name": named.get(device.type, platform.processor)(),
+            "threads": torch.get_num_threads(),
+            "clients": len(self.federation),
+            "clients_per_round": self.participants,
+            "train_examples": sum(map(len, self.federation.split.train)),
+            "test_examples": sum(map(len, self.federation.split.test)),
+        }
+
+
+def _record(round: int, kind: str, scores: ClientScores) -> dict[str, Any]:
+    """One line of metrics.jsonl."""
+    summary = asdict(fairness(scores.accuracy, scores.num_examples))
+    losses = [loss for loss in scores.loss.values() if loss is not None]
+    return {
+        "round": round,
+        "model": kind,
+        "mean": summary.pop("mean_unweighted"),
+        "std": summary.pop("std_unweighted"),
+        **summary,
+        "loss": sum(losses) / len(losses) if losses else None,
+        "client_accuracy": scores.accuracy,
+        "client_loss": scores.loss,
+    }
+
+
+def _summary(report: AggregationReport) -> dict[str, Any]:
+    """One line of rounds.jsonl: what does not depend on the clock."""
+    return {
+        "rule": report.rule,
+        "dropped": [asdict(client) for client in report.dropped],
+        "conflicts_before": report.conflicts_before,
+        "conflicts_after": report.conflicts_after,
+        "groups": {
+            group.name: {
+                "conflicts_before": group.conflicts_before,
+                "conflicts_after": len(group.conflicts_after),
+                "step_norm": group.step_norm,
+                "cosine_to_reference": group.cosine_to_reference,
+            }
+            for group in report.groups
+        },
+    }
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """One level: section and key joined by a dot; lists as JSON has them."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        entries = value.items() if isinstance(value, Mapping) else ()
+        flat |= {f"{key}.{inner}": _listed(v) for inner, v in entries}
+        if not isinstance(value, Mapping):
+            flat[key] = _listed(value)
+    return flat
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_listed(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _listed(item) for key, item in value.items()}
+    return value
