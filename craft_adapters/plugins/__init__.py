@@ -29,9 +29,10 @@ from ._manager import (
     get_aggregator,
     get_plugin_manager,
 )
-from ._specs import AdapterDescriptor, hookimpl
+from ._specs import CAPABILITIES, AdapterDescriptor, hookimpl
 
 __all__ = [
+    "CAPABILITIES",
     "AdapterDescriptor",
     "BrokenPlugin",
     "PluginManager",

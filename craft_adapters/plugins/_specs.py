@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from ..errors import PluginError, nearest
+
 if TYPE_CHECKING:
     from .._contract import AggregationReport, Aggregator
 
 __all__ = [
+    "CAPABILITIES",
     "PROJECT",
     "AdapterDescriptor",
     "craft_register_adapters",
@@ -33,6 +36,16 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a function of a plug-in as the implementation of the hook of the same name."""
 
 
+CAPABILITIES = {
+    "updates": "each client's own update, not only their sum",
+    "client_ids": "identities of clients that stay the same from round to round",
+    "loss": "the broadcast model's loss on each client's training data",
+    "local_steps": "each client's number of local optimiser steps",
+    "server_state": "a place where the rule's state survives a restart of the server",
+}
+"""What a host can give a rule; the names of ``Aggregator.requires`` are among them."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterDescriptor:
     """What is known of a host adapter before its host is imported.
@@ -47,6 +60,13 @@ class AdapterDescriptor:
         extra: The extra of craft-adapters that installs the host, or None.
         summary: One line for listings.
         load: Imports the adapter and returns it.
+        gives: What the host can give a rule, out of :data:`CAPABILITIES`. The conformance kit
+            checks what is named here and skips the rest, saying so.
+        harness: Imports and returns what the conformance kit drives the host with, a
+            :class:`craft_adapters.testing.Harness`; None if the adapter has none.
+
+    Raises:
+        PluginError: ``gives`` names something else.
 
     Example:
         >>> toy = AdapterDescriptor("toy", "no-such-host", ("1.0",), None, "a toy", load=dict)
@@ -60,6 +80,15 @@ class AdapterDescriptor:
     extra: str | None
     summary: str
     load: Callable[[], Any]
+    gives: frozenset[str] = frozenset({"updates"})
+    harness: Callable[[], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in sorted(self.gives - CAPABILITIES.keys()):
+            raise PluginError(
+                f"adapter {self.name!r} gives {name!r}, which is no capability; "
+                f"{nearest(name, CAPABILITIES)}"
+            )
 
     @property
     def found(self) -> str | None:
