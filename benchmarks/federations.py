@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -89,7 +89,7 @@ ROWS = (
 _SINGLE_LAYERS = {"wide": (2000, 2500), "widest": (3000, 3000), "tiny": (8, 16)}
 
 
-def rows_named(names: Iterable[str]) -> list[Row]:
+def rows_named(names: Sequence[str]) -> list[Row]:
     """Rows of these names; for a name that is none, those that start so."""
     exact = {row.name for row in ROWS} & set(names)  # resnet20x10 is not resnet20x100 as well
     starts = tuple(name for name in names if name not in exact)
