@@ -214,8 +214,11 @@ def test_rules_that_need_more_than_fedml_has_are_refused() -> None:
         requires = frozenset({"loss", "local_steps"})
 
     rule: Aggregator = Needy()
-    with pytest.raises(UnsupportedSetup, match="'needy' needs local_steps and loss"):
+    with pytest.raises(UnsupportedSetup, match="'needy' needs local_steps and loss") as refusal:
         ServerStep(Settings(rule))
+    named = str(refusal.value).rpartition("needs no more: ")[2].split(", ")
+    assert {"craft", "fedavg", "config", "fedadam"} <= set(named)
+    assert not {"fedfv", "fednova"} & set(named)
 
 
 # --- Coming and going ----------------------------------------------------------------------------
