@@ -196,7 +196,7 @@ class GramRule(Aggregator):
 
         They have a say in the step only, by ``Combination.past_weights``: not in shares, buffers
         and report. Their ids are not among the clients', their entries named as in the global
-        model. A call of :meth:`aggregate` asks once.
+        model. Asked again where a client was left out; must give the same for the same clients.
         """
         return ()
 
@@ -332,6 +332,9 @@ class GramRule(Aggregator):
             entries = [entry for group in groups for entry in group.entries] + [*layout.averaged]
             first = None if self._shards is None else self._shards.first
             intake = intake.without(bad, entries, self.on_nonfinite, first)
+            # Whoever is left out may be among those whose past updates are asked for.
+            if _ids(self.past(intake)) != _ids(past):
+                return self._gram_pass(intake, layout)
             others = torch.arange(count, products.shape[-1])
             kept = torch.cat([finite.nonzero().flatten(), others])
             products = products[:, kept][:, :, kept]
@@ -519,6 +522,10 @@ def _prefers_float32(device: torch.device) -> bool:
 
 def _buffers(layout: Layout) -> Group:
     return Group("buffers", layout.averaged)
+
+
+def _ids(updates: Sequence[ClientUpdate]) -> list[ClientId]:
+    return [update.client_id for update in updates]
 
 
 def _below(intake: Intake, past: Sequence[ClientUpdate]) -> Intake:
