@@ -84,7 +84,7 @@ def read_entries(
         CheckpointError: something else is there, numbers that are not finite or too small, or
             tensors of another model.
     """
-    entries = state.get(key) or {}
+    entries = state.get(key, {})
     if not isinstance(entries, Mapping) or not all(
         isinstance(value, Tensor) and value.is_floating_point() for value in entries.values()
     ):

@@ -82,6 +82,8 @@ class HistoryRule(GramRule):
 
     def commit(self, grams: Grams, combination: Combination, steps: Mapping[str, Tensor]) -> None:
         """Remember this round's updates."""
+        if self._files is not None:  # not what this round replaces: it may yet be undone
+            self._files.keep(self._updates.values())
         last = {**self._last, **{client.client_id: self._rounds for client in grams.clients}}
         wanted = [
             client
@@ -103,8 +105,6 @@ class HistoryRule(GramRule):
                 updates[client] = self._files.write(client, self._rounds, values)
         self._last, self._updates = last, updates
         self._rounds += 1
-        if self._files is not None:
-            self._files.keep(updates.values())
 
     def state_dict(self) -> State:
         """Round counters, when each client was last seen, and last updates or their files."""
@@ -293,7 +293,7 @@ def _difference(intake: Intake, client: ClientUpdate, entry: str) -> Tensor:
 
 
 def _mapping(rule: str, state: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = state.get(key) or {}
+    value = state.get(key, {})
     if not isinstance(value, Mapping):
         raise CheckpointError(f"not a state of rule {rule!r}: {key} must be a dict, got {value!r}")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from ._convex import simplex_projection
 from ._entries import client_of, cloned, key_of, read_count, read_entries, read_round
 from ._gram_rule import Combination, GramRule, Grams
 from ._requirements import losses
+from ._shards import local_state, whole_state
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,14 +101,14 @@ class AFL(GramRule):
         Returns:
             Same names, shapes, dtypes and devices as ``global_state``; nothing is shared.
         """
-        return {
-            name: shaped(self._mean[name], value)
-            if name in self._mean
-            else value.clone()
-            if isinstance(value, Tensor)
-            else value
-            for name, value in global_state.items()
-        }
+        local = global_state if self._shards is None else local_state(global_state)
+        mean: State = {}
+        for name, value in local.items():
+            if name in self._mean:
+                mean[name] = shaped(self._mean[name], value)
+            else:
+                mean[name] = value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+        return mean if self._shards is None else whole_state(mean, global_state)
 
     def combine(self, grams: Grams) -> Combination:
         """Lambda of those present, renormalised; equal if all of it is zero."""
@@ -135,9 +137,10 @@ class AFL(GramRule):
         result = super().aggregate(global_state, updates, round=round)
         if self.average:
             count = self._models + 1
+            state = result.state if self._shards is None else local_state(result.state)
             self._mean = {
                 name: _towards(self._mean.get(name), value, count)
-                for name, value in result.state.items()
+                for name, value in state.items()
                 if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
             }
             self._models = count
@@ -157,7 +160,7 @@ class AFL(GramRule):
         number = read_round(self.name, state, {"round", "weights", "mean", "models"})
         models = read_count(self.name, state, "models")
         mean = read_entries(self.name, state, "mean", self._mean, device=self.device)
-        weights = state.get("weights") or {}
+        weights = state.get("weights", {})
         values = list(weights.values()) if isinstance(weights, Mapping) else [math.nan]
         if not all(isinstance(value, float) and 0 <= value <= 1 for value in values) or (
             values and abs(math.fsum(values) - 1.0) > 1e-6
