@@ -215,9 +215,13 @@ class Ditto(Method):
         tried: dict[int, tuple[float, Trained]] = {}
         for lam in self.lam.choices:
             candidates = {t.client: t for t in train(dict.fromkeys(held, lam))}
-            scores = federation.evaluate(lambda k, c=candidates: c[k].state, held)
+            states = {client: t.state for client, t in candidates.items()}
+            scores = federation.evaluate(states.__getitem__, held)
             for client, candidate in candidates.items():
-                accuracy = scores.accuracy[client] or 0.0
+                # A model that went to infinity still "predicts" the first class.
+                loss = scores.loss[client]
+                finite = loss is not None and math.isfinite(loss)
+                accuracy = (scores.accuracy[client] or 0.0) if finite else -1.0
                 if client not in tried or accuracy > tried[client][0]:
                     tried[client] = accuracy, candidate
         return best + [candidate for _, candidate in tried.values()]

@@ -219,7 +219,9 @@ class RunConfig:
                 for option in describe(self._factory(section))
                 if not option.required and not option.python_only
             }
-            entries = {"name": name} if name else {}
+            if section == "method":
+                filled.pop("aggregator")  # a section of its own
+            entries: dict[str, Any] = {"name": name} if name else {}
             for key, value in (filled | dict(options)).items():
                 if _is_plain(value):
                     entries[key] = value
@@ -233,7 +235,9 @@ class RunConfig:
 
     def split(self, dataset: Dataset) -> Split:
         """Who holds which examples."""
-        return self._within("partition", self._make("partition").split, dataset, self.general.seed)
+        made = self._make("partition").split
+        split: Split = self._within("partition", made, dataset, self.general.seed)
+        return split
 
     def model(self, dataset: Dataset) -> nn.Module:
         """The initial model, of the seed."""
@@ -254,9 +258,10 @@ class RunConfig:
             "aggregator",
             lambda: get_plugin_manager().get_aggregator(name, **self.sections["aggregator"]),
         )
-        return self._within(
+        method: Method = self._within(
             "method", lambda: self._factory("method")(rule, **self.sections["method"])
         )
+        return method
 
     @property
     def device(self) -> torch.device:
@@ -272,7 +277,8 @@ class RunConfig:
     def participants(self, num_clients: int) -> int:
         """How many clients are drawn for a round."""
         wanted = self.general.clients_per_round
-        return self._within("clients_per_round", count_clients, num_clients, wanted)
+        count: int = self._within("clients_per_round", count_clients, num_clients, wanted)
+        return count
 
     def _factory(self, section: str) -> Callable[..., Any]:
         return _factory(section, self.names[section])
@@ -350,6 +356,13 @@ def read_config(
     return read
 
 
+_KINDS: Mapping[str, Mapping[str, Any]] = {
+    "data": SOURCES,
+    "partition": _PARTITIONS,
+    "model": _MODELS,
+}
+
+
 def _factory(section: str, name: str) -> Callable[..., Any]:
     if section == "training":
         return LocalTraining
@@ -401,7 +414,7 @@ def _yaml(text: str) -> Any:
     """Mappings, lists and text, nothing else."""
     yaml = optional_import("yaml", "PyYAML", "run")
 
-    class Loader(yaml.BaseLoader):  # type: ignore[misc]
+    class Loader(yaml.BaseLoader):  # type: ignore[name-defined,misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
             if twice := [str(key) for key in keys if keys.count(key) > 1]:

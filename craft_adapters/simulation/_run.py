@@ -115,7 +115,7 @@ class Run:
             JsonlSink(self.folder / "metrics.jsonl") as metrics,
             JsonlSink(self.folder / "rounds.jsonl") as rounds,
         ):
-            if self.round == 0:
+            if not self._resumed:
                 records = self._evaluate(metrics)
                 self._checkpoint()
                 yield Done(0, general.rounds, records)
@@ -163,6 +163,7 @@ class Run:
 
     def _resume(self, saved: Any) -> None:
         loaded = self.folder.load(self.method.aggregator)
+        self._resumed = loaded is not None
         if loaded is None:
             self.folder.cut({})
             self.folder.write("run.json", self._environment())
