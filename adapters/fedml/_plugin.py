@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 from craft_adapters.plugins import AdapterDescriptor, hookimpl
 
 __all__ = ["craft_register_adapters"]
+
+
+def _harness() -> Any:
+    return importlib.import_module("craft_adapters.fedml._harness").CrossSiloHarness()
 
 
 @hookimpl
@@ -21,5 +26,7 @@ def craft_register_adapters(register: Callable[[AdapterDescriptor], None]) -> No
             extra="fedml",
             summary="FedML's server step: simulation (sp, MPI), cross-silo (GRPC, MPI), serving",
             load=lambda: importlib.import_module("craft_adapters.fedml"),
+            gives=frozenset({"updates", "client_ids", "server_state"}),
+            harness=_harness,
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -44,31 +45,36 @@ class AdapterTests:
                 "expected_failures"
             )
 
-    @pytest.fixture(scope="class")
-    def craft_kit_report(self) -> Report:
-        """The report of one run of the kit, for all tests of the class."""
-        cls = type(self)
-        return check_adapter(cls.adapter, cls.harness, expected_failures=cls.expected_failures)
-
     @pytest.mark.parametrize("name", CHECKS)
-    def test_check(self, name: str, craft_kit_report: Report) -> None:
+    def test_check(self, name: str) -> None:
         """One check."""
-        result = craft_kit_report[name]
+        result = _report_of(type(self))[name]
         if result.status == "skipped":
             pytest.skip(result.reason)
         if result.status == "expected failure":
             pytest.xfail(result.reason)
         assert result.status == "passed", result.reason
 
-    def test_verdict(self, craft_kit_report: Report) -> None:
+    def test_verdict(self) -> None:
         """The whole: every group of checks has proved something, and no test was replaced."""
         assert not _replaced(type(self))
-        craft_kit_report.raise_unless_passed()
+        _report_of(type(self)).raise_unless_passed()
 
 
-_TESTS = ("craft_kit_report", "test_check", "test_verdict")
-_ORIGINALS = {name: vars(AdapterTests)[name] for name in _TESTS}
+def _report_of(cls: type[AdapterTests]) -> Report:
+    """One run of the kit serves all tests of a class."""
+    if cls not in _reports:
+        _reports[cls] = check_adapter(
+            cls.adapter, cls.harness, expected_failures=cls.expected_failures
+        )
+    return _reports[cls]
+
+
+_reports: dict[type[AdapterTests], Report] = {}
+
+_ORIGINALS = {name: vars(AdapterTests)[name] for name in ("test_check", "test_verdict")}
 
 
 def _replaced(cls: type) -> list[str]:
-    return [name for name, original in _ORIGINALS.items() if getattr(cls, name) is not original]
+    found = ((name, inspect.getattr_static(cls, name), first) for name, first in _ORIGINALS.items())
+    return [name for name, now, first in found if now is not first]
