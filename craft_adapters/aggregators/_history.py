@@ -288,7 +288,7 @@ def _difference(intake: Intake, client: ClientUpdate, entry: str) -> Tensor:
         torch.promote_types(torch.promote_types(value.dtype, base.dtype), torch.float32)
     )
     if client.kind == "state":
-        value = base.to(value) - value
+        return (base.to(value) - value).cpu()
     return value.to("cpu", copy=True)
 
 
