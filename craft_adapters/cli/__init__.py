@@ -10,8 +10,12 @@ from typing import Any
 import click
 
 from ..errors import CraftError
+from ._check import check
 from ._fedml import fedml
 from ._list import list_plugins
+from ._new_adapter import new_adapter
+from ._report import report
+from ._run import run
 
 __all__ = ["main"]
 
@@ -34,3 +38,7 @@ def main() -> None:
 
 main.add_command(list_plugins)
 main.add_command(fedml)
+main.add_command(run)
+main.add_command(report)
+main.add_command(check)
+main.add_command(new_adapter)
