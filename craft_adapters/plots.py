@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["accuracy_over_rounds", "client_histogram"]
+__all__ = [
+    "accuracy_over_rounds",
+    "client_histogram",
+    "conflicts_per_layer",
+    "heat_map",
+    "radar",
+    "std_bars",
+]
 
 Run: TypeAlias = Mapping[str, Sequence[Any]]
 Scores: TypeAlias = Mapping[Any, float | None] | Iterable[float | None]
@@ -50,7 +57,9 @@ def accuracy_over_rounds(
 
     Args:
         runs: Label -> run; or, for panels side by side, panel title -> (label -> run). A run maps
-            ``"rounds"``, ``"mean"`` and ``"worst10"`` to sequences of the same length.
+            ``"rounds"``, ``"mean"`` and ``"worst10"`` to sequences of the same length, and may map
+            ``"mean_band"`` and ``"worst10_band"`` to pairs (lowest, highest) of such sequences:
+            what several seeds span is shaded.
         path: The file to write; missing folders are created.
         title: Above the picture.
 
@@ -89,6 +98,103 @@ def client_histogram(
         ValueError: no runs, or an accuracy that is infinite or negative.
     """
     return _save(_histogram_figure(runs, title), path)
+
+
+def radar(
+    runs: Mapping[str, Mapping[str, float | None]],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+) -> Path:
+    """Draw a rule's figures on the axes of a star: mean, best and worst clients.
+
+    Args:
+        runs: Label -> (name of the figure -> value in [0, 1]); all with the same names, at least
+            three of them. None is drawn at zero.
+        path: The file to write; missing folders are created.
+        title: Above the picture.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        ValueError: no runs, fewer than three figures, or runs with different ones.
+    """
+    return _save(_radar_figure(runs, title), path)
+
+
+def std_bars(
+    runs: Mapping[str, Mapping[str, float | None]],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+) -> Path:
+    """Draw the standard deviation over clients as bars: side by side per rule, for each model.
+
+    Args:
+        runs: Label -> (model, "resnet20" -> standard deviation). None leaves a gap.
+        path: The file to write; missing folders are created.
+        title: Above the picture.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        ValueError: no runs.
+    """
+    return _save(_bars_figure(runs, title), path)
+
+
+def heat_map(
+    grid: Mapping[tuple[float, float], float | None],
+    path: str | os.PathLike[str],
+    *,
+    rows: str = "Server learning rate",
+    columns: str = "Client learning rate",
+    title: str | None = None,
+) -> Path:
+    """Draw a figure over a grid of two settings, each cell with its number in it.
+
+    Args:
+        grid: (row setting, column setting) -> value in [0, 1]; None and missing cells stay empty.
+        path: The file to write; missing folders are created.
+        rows: Name of the first setting.
+        columns: Name of the second one.
+        title: Above the picture.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        ValueError: the grid is empty.
+    """
+    return _save(_heat_figure(grid, rows, columns, title), path)
+
+
+def conflicts_per_layer(
+    runs: Mapping[str, Mapping[str, Sequence[float]]],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+) -> Path:
+    """Draw how many pairs of clients conflict in each layer, over the rounds: dark is many.
+
+    Args:
+        runs: Label -> (layer, in the order of the model -> number per round); one panel each.
+        path: The file to write; missing folders are created.
+        title: Above the picture.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        ValueError: no runs, or layers with different numbers of rounds.
+    """
+    return _save(_conflicts_figure(runs, title), path)
 
 
 def _accuracy_figure(runs: Mapping[str, Any], title: str | None = None) -> Figure:
@@ -135,6 +241,10 @@ def _draw_run(
         "markevery": (i * step // n, step),
         "zorder": 3 - i / n,
     }
+    for name in ("mean", "worst10"):
+        if f"{name}_band" in run:
+            low, high = run[f"{name}_band"]
+            axes.fill_between(run["rounds"], low, high, color=colour, alpha=0.18, linewidth=0)
     axes.plot(run["rounds"], run["mean"], linewidth=1.6, **common)
     common |= {"linestyle": _DASHES, "markerfacecolor": "white"}
     axes.plot(run["rounds"], run["worst10"], linewidth=1.1, **common)
@@ -193,6 +303,136 @@ def _draw_histogram(
     axes.text(0, 1.03, note, transform=axes.transAxes, fontsize=7, color=_GREY, va="bottom")
 
 
+def _radar_figure(
+    runs: Mapping[str, Mapping[str, float | None]], title: str | None = None
+) -> Figure:
+    styles = _styles(_panels({"": runs}, lambda r: False))
+    names = list(next(iter(runs.values())))
+    if len(names) < 3:
+        raise ValueError(f"a star needs at least three figures, got {', '.join(names)}")
+    angles = np.linspace(0, 2 * math.pi, len(names), endpoint=False)
+    figure = _new_figure(4.6, 4.2, title)
+    axes: Any = figure.subplots(subplot_kw={"projection": "polar"})
+    for i, (label, values) in enumerate(runs.items()):
+        if list(values) != names:
+            raise ValueError(
+                f"{_place('', label)} has {', '.join(values)}; expected {', '.join(names)}"
+            )
+        colour, marker = styles[label]
+        radii = [0.0 if v is None or math.isnan(v) else float(v) for v in values.values()]
+        axes.plot(
+            [*angles, angles[0]],
+            [*radii, radii[0]],
+            color=colour,
+            marker=marker,
+            markersize=5,
+            linewidth=1.4,
+            linestyle=("-", "--", ":", "-.")[i % 4],
+        )
+    axes.set_theta_offset(math.pi / 2)
+    axes.set_xticks(angles, names, fontsize=9)
+    axes.set_ylim(0, 1)
+    axes.tick_params(axis="x", pad=12)
+    axes.tick_params(axis="y", labelsize=7)
+    lines = [
+        {"label": label, "color": colour, "marker": marker, "markersize": 5}
+        for label, (colour, marker) in styles.items()
+    ]
+    _legend(figure, lines, _evenly(len(lines), 3)[0])
+    return figure
+
+
+# Bars are told apart by these in black and white.
+_HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo")
+
+
+def _bars_figure(
+    runs: Mapping[str, Mapping[str, float | None]], title: str | None = None
+) -> Figure:
+    styles = _styles(_panels({"": runs}, lambda r: False))
+    models = list(dict.fromkeys(model for values in runs.values() for model in values))
+    figure = _new_figure(max(3.6, 0.8 + 0.35 * len(models) * (len(runs) + 1)), 2.8, title)
+    axes = figure.subplots()
+    width = 0.8 / len(runs)
+    for i, (label, values) in enumerate(runs.items()):
+        heights = [_or_nan(values.get(model)) for model in models]
+        places = np.arange(len(models)) + (i - (len(runs) - 1) / 2) * width
+        axes.bar(
+            places,
+            heights,
+            width,
+            label=label,
+            color=styles[label][0],
+            alpha=0.75,
+            hatch=_HATCHES[i % len(_HATCHES)],
+            edgecolor="white",
+        )
+        for x, y in zip(places, heights, strict=True):
+            if not math.isnan(y):
+                axes.text(x, y, f"{y:.3f}", ha="center", va="bottom", fontsize=6.5)
+    axes.set_xticks(np.arange(len(models)), models)
+    axes.set_ylabel("Std over clients", fontsize=9)
+    _tidy(figure, np.array([[axes]]), used=[True])
+    figure.legend(
+        loc="outside lower center",
+        ncols=_evenly(len(runs), 4)[0],
+        fontsize=8,
+        frameon=False,
+    )
+    return figure
+
+
+def _heat_figure(
+    grid: Mapping[tuple[float, float], float | None],
+    rows: str,
+    columns: str,
+    title: str | None = None,
+) -> Figure:
+    if not grid:
+        raise ValueError("the grid is empty: give at least one (row, column) -> value")
+    ys, xs = (sorted({key[i] for key in grid}) for i in (0, 1))
+    values = np.array([[_or_nan(grid.get((y, x))) for x in xs] for y in ys])
+    figure = _new_figure(1.6 + 0.75 * len(xs), 1.3 + 0.55 * len(ys), title)
+    axes = figure.subplots()
+    axes.imshow(values, cmap="Greys", vmin=0, vmax=1.4, aspect="auto", origin="lower")
+    for (i, j), value in np.ndenumerate(values):
+        text = "-" if math.isnan(value) else f"{value:.3f}"
+        axes.text(j, i, text, ha="center", va="center", fontsize=8)
+    axes.set_xticks(range(len(xs)), [f"{x:g}" for x in xs], fontsize=8)
+    axes.set_yticks(range(len(ys)), [f"{y:g}" for y in ys], fontsize=8)
+    axes.set_xlabel(columns, fontsize=9)
+    axes.set_ylabel(rows, fontsize=9)
+    return figure
+
+
+def _conflicts_figure(
+    runs: Mapping[str, Mapping[str, Sequence[float]]], title: str | None = None
+) -> Figure:
+    _panels({"": runs}, lambda r: False)
+    tables: dict[str, FloatArray] = {}
+    for label, layers in runs.items():
+        lengths = {len(counts) for counts in layers.values()}
+        if len(lengths) != 1:
+            raise ValueError(f"{_place('', label)}: its layers have {sorted(lengths)} rounds")
+        tables[label] = np.array(list(layers.values()), dtype=np.float64)
+    columns, lines = _evenly(len(runs), 3)
+    tallest = max(len(layers) for layers in runs.values())
+    figure = _new_figure(max(3.8, 3.2 * columns), lines * (0.9 + 0.16 * tallest), title)
+    grid = figure.subplots(lines, columns, squeeze=False)
+    highest = max([1.0, *(float(table.max()) for table in tables.values() if table.size)])
+    image: Any = None
+    for axes, (label, table) in zip(grid.flat, tables.items(), strict=False):
+        image = axes.imshow(table, cmap="Greys", vmin=0, vmax=highest, aspect="auto")
+        axes.set_title(label, fontsize=9)
+        axes.set_yticks(range(len(runs[label])), list(runs[label]), fontsize=6)
+        axes.set_xlabel("Round", fontsize=9)
+    for axes in grid.flat[len(tables) :]:
+        axes.remove()
+    bar = figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8)
+    bar.set_label("Conflicting pairs", fontsize=8)
+    return figure
+
+
 def _panels(
     runs: Mapping[str, Any], is_run: Callable[[Any], bool]
 ) -> Mapping[str, Mapping[str, Any]]:
@@ -213,10 +453,18 @@ def _curves(where: str, run: Run) -> dict[str, FloatArray]:
         raise ValueError(f"{where} has no {', '.join(missing)}; it has {', '.join(map(str, run))}")
     # dtype float turns None into NaN, and matplotlib leaves a gap there.
     curves = {name: np.array(run[name], dtype=np.float64) for name in names}
-    if len({curve.shape for curve in curves.values()}) > 1:
-        shapes = ", ".join(f"{name} {curve.shape}" for name, curve in curves.items())
+    bands = {
+        name: np.array(run[name], dtype=np.float64)
+        for name in ("mean_band", "worst10_band")
+        if name in run
+    }
+    one = curves["rounds"].shape
+    if any(c.shape != one for c in curves.values()) or any(
+        b.shape != (2, *one) for b in bands.values()
+    ):
+        shapes = ", ".join(f"{name} {curve.shape}" for name, curve in (curves | bands).items())
         raise ValueError(f"{where}: one value per round is needed, but the shapes are {shapes}")
-    return curves
+    return curves | bands
 
 
 def _is_mapping(value: Any) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["JsonlSink"]
+__all__ = ["JsonlSink", "TensorBoardSink"]
 
 
 class JsonlSink:
@@ -79,6 +79,52 @@ class JsonlSink:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class TensorBoardSink:
+    """Write the numbers of records, and of rules' reports, for TensorBoard.
+
+    :meth:`write` takes the records of a run; :meth:`observe` is an observer of an aggregator:
+    ``aggregator.observers.append(sink.observe)``.
+
+    Args:
+        folder: TensorBoard's folder for this run.
+
+    Raises:
+        ImportError: tensorboard is missing; names the extra.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                f"TensorBoardSink needs tensorboard ({error}): "
+                "pip install 'craft-adapters[tensorboard]'"
+            ) from error
+        self._writer: Any = SummaryWriter(os.fspath(folder))  # type: ignore[no-untyped-call]
+
+    def write(self, record: Mapping[Any, Any]) -> None:
+        """Take a record: its numbers become curves over its "round", under its "model"."""
+        prefix = f"{record['model']}/" if "model" in record else ""
+        for name, value in record.items():
+            if name != "round" and isinstance(value, int | float) and not isinstance(value, bool):
+                self._writer.add_scalar(f"{prefix}{name}", value, int(record["round"]))
+        self._writer.flush()
+
+    def observe(self, report: Any) -> None:
+        """Take an ``AggregationReport``: conflicts, time, and each layer's step."""
+        step = report.round
+        for name in ("conflicts_before", "conflicts_after", "seconds"):
+            self._writer.add_scalar(f"rule/{name}", getattr(report, name), step)
+        for group in report.groups:
+            self._writer.add_scalar(f"step_norm/{group.name}", group.step_norm, step)
+            self._writer.add_scalar(f"conflicts/{group.name}", group.conflicts_before, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -13,9 +13,17 @@ import pytest
 
 from craft_adapters.plots import (
     _accuracy_figure,
+    _bars_figure,
+    _conflicts_figure,
+    _heat_figure,
     _histogram_figure,
+    _radar_figure,
     accuracy_over_rounds,
     client_histogram,
+    conflicts_per_layer,
+    heat_map,
+    radar,
+    std_bars,
 )
 
 RUN = {"rounds": [0, 25, 50], "mean": [0.1, 0.5, 0.8], "worst10": [0.0, 0.2, 0.4]}
@@ -134,3 +142,65 @@ def test_each_world_starts_a_row() -> None:
 def test_percentages_fit_on_the_axis() -> None:
     (axes,) = _histogram_figure({"craft": [20.0, 95.0]}).axes
     assert axes.get_xlim() == (0, 95)
+
+
+STARS = {"mean": 0.8, "best 10 %": 1.0, "worst 10 %": None}
+OTHERS = [
+    (radar, {"craft": STARS, "fedavg": STARS}),
+    (std_bars, {"craft": {"resnet20": 0.1, "resnet56": 0.2}, "fedavg": {"resnet20": None}}),
+    (heat_map, {(0.1, 0.01): 0.5, (1.0, 0.05): 0.9}),
+    (conflicts_per_layer, {"craft": {"conv": [1, 2, 3], "fc": [0, 0, 9]}}),
+]
+
+
+@pytest.mark.parametrize(("draw", "content"), OTHERS)
+def test_other_pictures_are_files(draw: Any, content: Any, tmp_path: Path) -> None:
+    settings = dict(matplotlib.rcParams)
+    for ending in ("png", "pdf"):
+        path = draw(content, tmp_path / "new" / f"p.{ending}", title="digits")
+        assert path.stat().st_size > 1000
+    assert dict(matplotlib.rcParams) == settings
+    with pytest.raises(ValueError, match=r"no runs to draw|the grid is empty"):
+        draw({}, tmp_path / "p.png")
+
+
+def test_seeds_are_a_band() -> None:
+    band = {**RUN, "mean_band": [[0.0, 0.4, 0.7], [0.2, 0.6, 0.9]]}
+    (axes,) = _accuracy_figure({"craft": band, "fedavg": RUN}).axes
+    (shade,) = axes.collections
+    assert shade.get_paths()[0].get_extents().bounds == pytest.approx((0, 0, 50, 0.9))
+    with pytest.raises(ValueError, match=r"mean_band \(2, 1\)"):
+        _accuracy_figure({"craft": {**RUN, "mean_band": [[0.1], [0.2]]}})
+
+
+def test_a_star_has_an_axis_per_figure() -> None:
+    (axes,) = _radar_figure({"craft": STARS, "fedavg": STARS}).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == list(STARS)
+    assert axes.lines[0].get_ydata().tolist() == [0.8, 1.0, 0.0, 0.8], "closed, None at zero"
+    assert axes.lines[0].get_linestyle() != axes.lines[1].get_linestyle()
+    with pytest.raises(ValueError, match="at least three figures, got a"):
+        _radar_figure({"craft": {"a": 1.0}})
+    with pytest.raises(ValueError, match="run 'fedavg' has a; expected mean"):
+        _radar_figure({"craft": STARS, "fedavg": {"a": 1.0}})
+
+
+def test_bars_differ_without_colour() -> None:
+    (axes,) = _bars_figure(OTHERS[1][1]).axes
+    craft, fedavg = axes.containers
+    assert [bar.get_height() for bar in craft] == [0.1, 0.2]
+    assert craft[0].get_hatch() != fedavg[0].get_hatch()
+    assert np.isnan(fedavg[0].get_height())
+
+
+def test_a_grid_has_its_numbers_in_it() -> None:
+    (axes,) = _heat_figure(OTHERS[2][1], "server", "client").axes
+    assert [text.get_text() for text in axes.texts] == ["0.500", "-", "-", "0.900"]
+    assert axes.get_xlabel() == "client"
+
+
+def test_layers_are_rows() -> None:
+    axes = _conflicts_figure({"craft": {"conv": [1, 2], "fc": [0, 9]}}).axes[0]
+    assert axes.images[0].get_array().tolist() == [[1, 2], [0, 9]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["conv", "fc"]
+    with pytest.raises(ValueError, match=r"its layers have \[1, 2\] rounds"):
+        _conflicts_figure({"craft": {"conv": [1], "fc": [0, 9]}})

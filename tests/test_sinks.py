@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from craft_adapters.sinks import JsonlSink
+from craft_adapters import ClientUpdate, get_aggregator
+from craft_adapters.sinks import JsonlSink, TensorBoardSink
 
 
 def strict(line: str) -> Any:
@@ -167,3 +169,54 @@ def test_any_plain_record_comes_back(
 def test_writing_a_file_needs_no_torch() -> None:
     code = "import sys, craft_adapters.sinks; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class Writer(list[Any]):
+    """Stands in for torch's SummaryWriter, which needs tensorboard."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        made.append(self)
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.append((name, value, step))
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        self.append("closed")
+
+
+made: list[Writer] = []
+
+
+def test_tensorboard_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    sink = TensorBoardSink(tmp_path)
+    record = {"round": 4, "model": "personal", "mean": 0.5, "std": None, "clients": {"0": 1.0}}
+    sink.write(record)
+    sink.write({"round": 5, "conflicts_after": 2, "rule": "craft", "flag": True})
+    assert made[-1] == [("personal/mean", 0.5, 4), ("conflicts_after", 2, 5)]
+    made[-1].clear()
+    rule = get_aggregator("fedavg")
+    rule.observers.append(sink.observe)
+    update = ClientUpdate(0, 1, {"fc.weight": torch.ones(2, 2)})
+    rule.aggregate({"fc.weight": torch.zeros(2, 2)}, [update], round=7)
+    names = {name for name, _, step in made[-1] if step == 7}
+    assert names == {
+        "rule/conflicts_before",
+        "rule/conflicts_after",
+        "rule/seconds",
+        "step_norm/fc",
+        "conflicts/fc",
+    }
+    sink.close()
+    assert made[-1][-1] == "closed"
+
+
+def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"craft-adapters\[tensorboard\]"):
+        TensorBoardSink(tmp_path)

@@ -25,6 +25,7 @@ from ._partition import (
     train_test_split,
     writer_partition,
 )
+from ._results import Series, collect, find_runs
 from ._run import Done, Run, Sink
 from ._settings import LocalTraining
 from ._sources import available_datasets, load_dataset
@@ -44,13 +45,16 @@ __all__ = [
     "Run",
     "RunConfig",
     "RunFolder",
+    "Series",
     "Sink",
     "Split",
     "Trained",
     "available_datasets",
+    "collect",
     "count_clients",
     "crop_flip",
     "dirichlet_partition",
+    "find_runs",
     "hold_out",
     "iid_partition",
     "load_dataset",

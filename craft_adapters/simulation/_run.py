@@ -20,7 +20,7 @@ from ._folder import RunFolder
 from ._partition import sample_clients, surviving_clients
 from ._split_file import load_split, save_split
 
-__all__ = ["Done", "Run", "Sink"]
+__all__ = ["Done", "Run", "Sink", "flat"]
 
 
 class Sink(Protocol):
@@ -177,7 +177,7 @@ class Run:
 
     def _compare(self, resolved: Mapping[str, Any]) -> None:
         before = self.folder.read("config.json")
-        old, new = _flat(before), _flat(resolved)
+        old, new = flat(before), flat(resolved)
         for harmless in ("rounds", "checkpoint_every"):
             old.pop(harmless, None), new.pop(harmless, None)
         differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
@@ -246,7 +246,7 @@ def _summary(report: AggregationReport) -> dict[str, Any]:
     }
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """One level: section and key joined by a dot; lists as JSON has them."""
     flat: dict[str, Any] = {}
     for key, value in config.items():

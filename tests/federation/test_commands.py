@@ -1,0 +1,196 @@
+"""``craft-adapters run`` and ``craft-adapters report``, and the configs of the examples."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from craft_adapters.cli import main
+from craft_adapters.simulation import Run, collect, read_config, read_lines
+
+EXAMPLES = sorted(Path(__file__).resolve().parents[2].glob("examples/federation/*.yaml"))
+SMALL = """
+rounds: 2
+clients_per_round: 5
+evaluate_every: 1
+partition: {name: iid, clients: 20}
+model: {name: mlp, hidden: [8]}
+training: {engine: loop}
+aggregator: {name: craft, server_lr: 0.1}
+"""
+
+
+def call(*args: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_a_run_is_plain_where_there_is_no_terminal(config: Path, tmp_path: Path) -> None:
+    done = call("run", config, "--set", "rounds=3", "--set", "aggregator=fedavg")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert [line.split(":")[1] for line in lines[:-1]] == [f" round {n}/3" for n in range(4)]
+    assert lines[0].startswith("fedavg: round 0/3: global 0.")
+    assert "\x1b" not in done.output
+    assert lines[-1] == f"written: {Path('runs', 'small')}"
+    saved = json.loads((tmp_path / "runs" / "small" / "config.json").read_text())
+    assert saved["aggregator"]["name"] == "fedavg"
+    again = call("run", config, "--set", "rounds=3", "--set", "aggregator=fedavg")
+    assert again.output.splitlines() == lines[-1:], "it was done"
+
+
+def test_a_quiet_run_says_nothing(config: Path, tmp_path: Path) -> None:
+    done = call("run", config, "--quiet", "--out", tmp_path / "here")
+    assert (done.exit_code, done.output) == (0, "")
+    assert len(list(read_lines(tmp_path / "here" / "rounds.jsonl"))) == 2
+
+
+def test_a_terminal_gets_a_bar(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    done = call("run", config, "--set", "method=ditto")
+    assert done.exit_code == 0, done.output
+    assert "ditto+craft" in done.output
+    assert "2/2" in done.output
+    assert "personal 0." in done.output
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--set", "training.lr=fast"], "training.lr must be a finite number, got 'fast'"),
+        (["--set", "round=1"], "no key 'round'; did you mean 'rounds'?"),
+        (["--set", "partition.clients=4000"], "4000 clients cannot share 1797 examples"),
+        (["--set", "data.name=npz", "--set", "data.path=no.npz"], "no.npz does not exist"),
+    ],
+)
+def test_errors_are_one_line(args: list[str], message: str, config: Path) -> None:
+    done = call("run", config, *args)
+    assert done.exit_code == 1
+    assert message in done.output
+    assert len(done.output.splitlines()) == 1
+    assert not Path("runs").exists(), "nothing is begun"
+
+
+def test_a_missing_package_is_named(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "yaml", None)
+    done = call("run", config)
+    assert done.exit_code == 1
+    assert "craft-adapters[run]" in done.output
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Run, sink: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_step", interrupted)
+        done = call("run", config)
+    assert done.exit_code == 1
+    assert "stopped after round 0; the same command goes on" in done.output
+    assert call("run", config).exit_code == 0
+
+
+def run(folder: Path, *overrides: str) -> Path:
+    base = {
+        "rounds": 2,
+        "clients_per_round": 5,
+        "evaluate_every": 1,
+        "partition": {"name": "iid", "clients": 20},
+        "model": {"name": "mlp", "hidden": [8]},
+        "training": {"engine": "loop"},
+    }
+    list(Run(read_config(base, overrides), str(folder)))
+    return folder
+
+
+def test_seeds_are_put_together_and_labels_tell_apart(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run(tmp_path / f"a{seed}", f"seed={seed}")
+    run(tmp_path / "b", "training.lr=0.3")
+    run(tmp_path / "c", "aggregator=craft", "method=ditto")
+    series = {s.label: s for s in collect([tmp_path])}
+    assert list(series) == [
+        "fedavg (lr 0.1)",
+        "fedavg (lr 0.3)",
+        "ditto+craft, global",
+        "ditto+craft, personal",
+    ]
+    both = series["fedavg (lr 0.1)"]
+    ends = [list(read_lines(tmp_path / f"a{seed}" / "metrics.jsonl"))[-1] for seed in (0, 1)]
+    assert both.last("mean") == pytest.approx((ends[0]["mean"] + ends[1]["mean"]) / 2)
+    assert both.spread("mean") == pytest.approx(abs(ends[0]["mean"] - ends[1]["mean"]) / 2**0.5)
+    rounds, means, (low, high) = both.curve("worst10")
+    assert rounds == [0, 1, 2]
+    assert all(a <= m <= b for a, m, b in zip(low, means, high, strict=True))
+    assert len(both.clients()) == 40
+    assert list(both.conflicts()) == ["hidden.0", "head"]
+
+
+def test_a_report_in_every_form(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for seed in (0, 1):
+        run(runs / f"fedavg-{seed}", f"seed={seed}")
+    for rate in ("0.1", "0.3"):
+        run(runs / f"craft-{rate}", "aggregator=craft", f"aggregator.server_lr={rate}")
+    out = tmp_path / "out"
+    forms = ("--csv", out / "r.csv", "--markdown", out / "r.md", "--pictures", out, "--format")
+    done = call("report", runs, *forms, "svg")
+    assert done.exit_code == 0, done.output
+    head, *lines = done.output.splitlines()
+    assert head.split()[:3] == ["run", "seeds", "round"]
+    assert lines[0].startswith("craft (server_lr 0.1) ")
+    assert " ± " in lines[2], "two seeds"
+    with (out / "r.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows][2] == "fedavg"
+    assert float(rows[2]["mean"]) > 0
+    assert rows[0]["mean_over_seeds"] == "", "a missing figure is an empty field"
+    assert (out / "r.md").read_text().splitlines()[1] == f"| --- |{' ---: |' * 6}"
+    pictures = sorted(path.name for path in out.glob("*.svg"))
+    assert pictures == [
+        f"{name}.svg" for name in ("accuracy", "clients", "conflicts", "grid-0", "radar", "std")
+    ]
+
+
+def test_a_report_while_the_run_goes_on(tmp_path: Path) -> None:
+    iterator = iter(Run(read_config({"partition": "iid"}, ["rounds=3"]), str(tmp_path)))
+    next(iterator)
+    done = call("report", tmp_path)
+    assert done.exit_code == 0
+    assert done.output.splitlines()[1].split()[:3] == ["fedavg", "1", "0"]
+
+
+def test_a_report_of_nothing(tmp_path: Path) -> None:
+    done = call("report", tmp_path)
+    assert done.exit_code == 1
+    assert "no run is here" in done.output
+
+
+def test_the_examples_are_all_here() -> None:
+    assert [path.stem for path in EXAMPLES] == ["craft", "ditto", "ditto_craft", "fedavg"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
+    done = call("run", path, "--out", tmp_path / "run", "--quiet")
+    assert done.exit_code == 0, done.output
+    records = list(read_lines(tmp_path / "run" / "metrics.jsonl"))
+    assert records[-1]["round"] == 100
+    assert records[-1]["mean"] > 0.6
