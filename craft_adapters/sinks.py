@@ -102,7 +102,7 @@ class TensorBoardSink:
                 f"TensorBoardSink needs tensorboard ({error}): "
                 "pip install 'craft-adapters[tensorboard]'"
             ) from error
-        self._writer: Any = SummaryWriter(os.fspath(folder))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(os.fspath(folder))
 
     def write(self, record: Mapping[Any, Any]) -> None:
         """Take a record: its numbers become curves over its "round", under its "model"."""

@@ -370,9 +370,7 @@ def _factory(section: str, name: str) -> Callable[..., Any]:
         return get_plugin_manager().aggregator_factory(name)
     if section == "method":
         return _method(name)
-    kinds: Mapping[str, Any] = {"data": SOURCES, "partition": _PARTITIONS, "model": _MODELS}[
-        section
-    ]
+    kinds = _KINDS[section]
     if name not in kinds:
         raise OptionError(f"none is named {name!r}; {nearest(name, kinds)}")
     return kinds[name]  # type: ignore[no-any-return]
