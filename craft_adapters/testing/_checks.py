@@ -246,6 +246,9 @@ def _buffers(scene: Scene) -> None:
     answer = _answer(played)
     for sent, seen in played.pairs():
         for name in names:
+            # Of booleans the global model's own are kept, so they need not be sent.
+            if name not in seen.values and played.start[name].dtype == torch.bool:
+                continue
             assert name in seen.values, f"client {sent.client_id}: {name!r} does not reach the rule"
             value = seen.values[name]
             if seen.kind == "update" and isinstance(value, Tensor) and value.dtype != torch.bool:

@@ -14,6 +14,7 @@ NO_ENVIRONMENT = ("CRAFT_", "PYTHONPATH", "PYTEST_")
 def run(*words: str | Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     """A Python process; ``path`` is on its path like a site-packages folder."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(NO_ENVIRONMENT)}
+    environment["OMP_NUM_THREADS"] = "1"  # small tensors
     if path is not None:
         environment["PYTHONPATH"] = str(path)
     return subprocess.run(
