@@ -73,11 +73,11 @@ def combine(
     >>> combine(rows, torch.tensor([[1.0, 2.0]], dtype=torch.float64))
     (tensor([5., 4.], dtype=torch.float64), None)
     """
-    steps = torch.zeros(rows.plan.length, dtype=dtype or rows.dtype, device=rows.device)
+    steps = torch.empty(rows.plan.length, dtype=dtype or rows.dtype, device=rows.device)
     inner = torch.zeros_like(weights) if correct is not None else None
     rounded = weights.to(rows.dtype)
     for pack in rows.plan.packs:
-        _add(steps, rows, pack, rounded, inner)
+        _put(steps, rows, pack, rounded, inner)
         if correct is not None and inner is not None:
             members = slice(pack.first, pack.last)
             more = correct(members, inner[members])
@@ -85,12 +85,20 @@ def combine(
                 every = torch.zeros_like(rounded)
                 every[members] = more
                 inner[members] = 0.0
-                _add(steps, rows, pack, every, inner)
+                _put(steps, rows, pack, every, inner, add=True)
     return steps, inner
 
 
-def _add(steps: Tensor, rows: Rows, pack: Pack, weights: Tensor, inner: Tensor | None) -> None:
-    """Add a combination of the rows to the steps; to ``inner``, the products of both."""
+def _put(
+    steps: Tensor,
+    rows: Rows,
+    pack: Pack,
+    weights: Tensor,
+    inner: Tensor | None,
+    *,
+    add: bool = False,
+) -> None:
+    """Set the steps of a pack, or add to them; add the products of rows and steps to ``inner``."""
     for block, matrix in rows.blocks(pack):
         step = steps[block.start : block.stop]
         for run in block.runs:
@@ -98,7 +106,11 @@ def _add(steps: Tensor, rows: Rows, pack: Pack, weights: Tensor, inner: Tensor |
             each = weights[run.members]
             if run.chunks > 1:
                 each = each.repeat_interleave(run.chunks, 0)
-            place += torch.bmm(each.unsqueeze(1), part)
+            if not add and steps.dtype == rows.dtype:
+                torch.bmm(each.unsqueeze(1), part, out=place)
+            else:
+                change = torch.bmm(each.unsqueeze(1), part)
+                place.copy_(place + change if add else change)
             if inner is not None:
                 inner[run.members] += _over_chunks(torch.bmm(part, place.mT), run).squeeze(-1)
 
