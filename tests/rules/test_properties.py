@@ -18,6 +18,7 @@ from craft_adapters import (
     CheckpointError,
     ClientUpdate,
     IncompatibleUpdate,
+    Layout,
     NonFiniteUpdate,
     NoUsableUpdates,
     OptionError,
@@ -413,6 +414,45 @@ def test_a_call_that_raises_leaves_the_rule_as_it_was(
         assert same(result.state, plain.aggregate(theta, good).state)
         assert same(disturbed.state_dict(), plain.state_dict())
         theta = result.state
+
+
+# -- the report -----------------------------------------------------------------------------------
+
+
+# Theirs is about the mean update, which they rescale.
+@pytest.mark.parametrize("label", [n for n in RULES if not n.startswith(("fedada", "fedyogi"))])
+def test_the_report_is_about_the_step_that_was_made(
+    label: str, device: torch.device, tmp_path: Path
+) -> None:
+    rule = make(label, device, tmp_path)
+    assert isinstance(rule, GramRule)
+    theta = start(device, F64)
+    against = 0
+    for number, clients in enumerate(ROUNDS):
+        sent = replies(theta, number, clients, "update")
+        # One that points against another, and so against the mean.
+        first, own = sent[0].values, sent[-1].values
+        opposed = {name: 0.1 * own[name] - 0.5 * first[name] for name in TRAINED}
+        sent[-1] = replace(sent[-1], values={**own, **opposed})
+        result = rule.aggregate(theta, sent)
+        groups = Layout.infer(theta, rule.granularity).groups
+        for group, report in zip(groups, result.report.groups, strict=True):
+            assert report.name == group.name
+            step = flat(theta, group.entries) - flat(result.state, group.entries)
+            rows = {c.client_id: flat(c.values, group.entries) for c in sent}
+            cosine = {i: float(torch.cosine_similarity(row, step, 0)) for i, row in rows.items()}
+            assert set(report.conflicts_after) == {i for i, c in cosine.items() if c < -1e-9}
+            pairs = [
+                float(torch.cosine_similarity(rows[a], rows[b], 0)) for a in rows for b in rows
+            ]
+            assert report.conflicts_before == sum(c < -1e-9 for c in pairs) // 2
+            assert set(report.clients) == set(rows)
+            against += len(report.conflicts_after)
+        theta = result.state
+    if RULES[label][0] in ("fedavg", "fedprox", "fedavgm", "afl", "fednova", "qfedavg"):
+        assert against > 0
+    if label in ("config", "config by layer", "craft", "fedmgda free", "fedlf", "fedlf code"):
+        assert against == 0
 
 
 # -- what a rule requires -------------------------------------------------------------------------
