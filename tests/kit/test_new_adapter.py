@@ -12,6 +12,8 @@ from craft_adapters.cli import main
 
 from .packages import command, install, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,0 +1,5 @@
+from craft_adapters.testing import AdapterTests
+
+
+class TestTinyfl(AdapterTests):
+    adapter = "tinyfl"
