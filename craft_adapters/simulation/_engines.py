@@ -23,6 +23,10 @@ __all__ = ["Loss", "Task", "Trained", "Workshop", "train_loop", "train_many", "w
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Outputs (b, ...) and targets (b, ...) -> one loss per example, (b,)."""
 
+_ON_ACCELERATOR = 64
+# Measured with the 200-200 MLP, 0.8 MB: 8 to 16 clients are the fastest.
+_CPU_CACHE = 10_000_000
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
@@ -78,6 +82,16 @@ class Workshop:
     @property
     def device(self) -> torch.device:
         return self.dataset.x.device
+
+    @property
+    def width(self) -> int:
+        """How many clients to train at once."""
+        if self.training.parallel is not None:
+            return self.training.parallel
+        if self.device.type != "cpu":
+            return _ON_ACCELERATOR
+        size = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return max(2, _CPU_CACHE // size)
 
     def batch(
         self, indices: Tensor, shifts: Tensor | None, flips: Tensor | None
@@ -137,7 +151,7 @@ def train_many(
     if not tasks:
         return []
     order = sorted(range(len(tasks)), key=lambda i: -len(tasks[i].batches))
-    width = shop.training.parallel
+    width = shop.width
     chunks = [order[i : i + width] for i in range(0, len(order), width)]
     trained: dict[int, Trained] = {}
     for chunk in chunks:
@@ -267,8 +281,13 @@ def _sgd(
 @contextmanager
 def _own_random_numbers(seed: int, device: torch.device) -> Iterator[None]:
     """For layers that draw from torch's global generators; those are as before afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_cuda else []):
+        # Not torch.manual_seed: it seeds every accelerator, and is slow where there is none.
+        torch.default_generator.manual_seed(seed)
+        if on_cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield
 
 

@@ -242,8 +242,7 @@ class Federation:
         self, tasks: Sequence[Task], anchor: Mapping[str, Tensor], lr: float
     ) -> Literal["loop", "many"]:
         """Time one step of the clients on both engines, after one to warm up."""
-        most = self.training.parallel if self.device.type != "cpu" else _CPU_SAMPLE
-        sample = [task for task in tasks if len(task.batches)][:most]
+        sample = [task for task in tasks if len(task.batches)][: min(self._shop.width, _SAMPLE)]
         if not sample:
             return "loop"
         sample = [replace(task, batches=task.batches.head(1)) for task in sample]
@@ -269,7 +268,7 @@ class Federation:
             torch.cuda.synchronize(self.device)
 
 
-_CPU_SAMPLE = 16
+_SAMPLE = 64
 _EVALUATION_BATCH = 1024
 
 
