@@ -53,7 +53,7 @@ class AdapterTests:
             pytest.skip(result.reason)
         if result.status == "expected failure":
             pytest.xfail(result.reason)
-        assert result.status == "passed", result.reason
+        assert result.status == "passed", f"{result.reason}. Wanted: {CHECKS[name].summary}"
 
     def test_verdict(self) -> None:
         """The whole: every group of checks has proved something, and no test was replaced."""

@@ -124,6 +124,13 @@ def test_a_host_that_ends_the_process_is_a_failure() -> None:
     assert "SystemExit" in made["weights"].reason and "bye" in made["weights"].reason
 
 
+def test_a_host_of_unknown_modules_is_not_taken_for_one_that_is_imported_late() -> None:
+    harness = type("Unknown", (ToyHarness,), {"host_modules": ()})()
+    made = check_adapter(ADAPTER, harness, only=["lazy-import"])
+    assert made["lazy-import"].status == "failed"
+    assert "set host_modules on the harness" in made["lazy-import"].reason
+
+
 def test_the_probe_is_gone_afterwards() -> None:
     before = list(get_plugin_manager().aggregators)
     check_adapter(ADAPTER, only=["weights"])
