@@ -35,7 +35,7 @@ class LocalTraining:
             same to rounding. "auto" measures both on the first round and keeps the faster.
         parallel: How many clients "many" trains at once; bounds its memory. None: 64 on an
             accelerator; on a CPU, where it is the memory that slows a step down, as many as keep
-            their models within 10 MB, and at least 2.
+            their models within 7 MB, and at least 2.
 
     Raises:
         OptionError: a value out of its range.
