@@ -34,7 +34,7 @@ test: $(READY)
 ifeq ($(strip $(FEDML)),)
 	@echo "Left out: the FedML adapter's tests. FedML 0.9.6 stops at Python 3.11: install one (from the system, pyenv or 'uv python install 3.11') and run 'make clean test'."
 endif
-	$(BIN)/python -m pytest --doctest-modules -q -p no:cacheprovider craft_adapters models --no-header
+	$(BIN)/python -m pytest --doctest-modules -q -p no:cacheprovider craft_adapters models adapters/ditto --no-header
 	$(BIN)/python -m pytest
 
 lint: $(READY)
@@ -63,5 +63,5 @@ clean:
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable ".[$(FEDML)plots,data,test,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[$(FEDML)plots,data,run,rules,test,dev]"
 	touch $@

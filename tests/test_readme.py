@@ -22,6 +22,7 @@ def test_every_way_is_shown() -> None:
         "examples/fedml/one_line.py",
         "examples/fedml/explicit.py",
         "examples/own_loop.py",
+        "examples/federation/ditto_craft.yaml",
     ]
 
 

@@ -51,7 +51,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_packages_import_from_the_wheel(python: Path, tmp_path: Path) -> None:
-    names = ["craft_adapters", "craft_adapters.fedml", "craft_adapters.models"]
+    hosts = ["craft_adapters.ditto", "craft_adapters.fedml"]
+    names = ["craft_adapters", *hosts, "craft_adapters.models", "craft_adapters.testing"]
     code = f"import json, {', '.join(names)}\n"
     code += f"print(json.dumps([m.__file__ for m in ({', '.join(names)})]))"
     for file in json.loads(run(python, "-c", code, cwd=tmp_path)):
@@ -68,5 +69,5 @@ def test_types_are_marked(python: Path, tmp_path: Path) -> None:
 def test_plugins_are_listed(python: Path, tmp_path: Path) -> None:
     listed = json.loads(run(python.with_name("craft-adapters"), "list", "--json", cwd=tmp_path))
     assert {"craft", "fedavg"} <= {rule["name"] for rule in listed["aggregators"]}
-    assert "fedml" in {adapter["name"] for adapter in listed["adapters"]}
+    assert {"ditto", "fedml"} <= {adapter["name"] for adapter in listed["adapters"]}
     assert listed["broken"] == []
