@@ -36,7 +36,8 @@ class HistoryRule(GramRule):
         history_limit: Number of clients to remember, the latest ones; None: all that matter.
         history_folder: Where to keep last updates, one file a client; they are then read from
             there when a pass comes to them. None: in memory. A saved state names the files, so
-            they belong to it: those of the last two states taken or loaded are not removed.
+            they belong to it: those of the last two states taken or loaded are not removed. With
+            a process group, every rank needs a folder of its own.
         **options: See :class:`GramRule`.
     """
 

@@ -33,7 +33,7 @@ class FedMGDA(GramRule):
     small the updates are: the server's step must be made smaller as training goes on. Clients
     that did not move are left out; opposite clients may give d = 0.
 
-    Needs scipy and daqp: the extra ``rules``.
+    Needs daqp, or scipy where ``epsilon`` is 1: the extra ``rules``.
 
     Args:
         server_lr: Length of the step along d, > 0.
@@ -46,7 +46,7 @@ class FedMGDA(GramRule):
 
     Raises:
         OptionError: an option has a value that it does not take.
-        ImportError: scipy or daqp is missing.
+        ImportError: the solver is missing.
 
     Example:
         >>> from craft_adapters import ClientUpdate
