@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._contract import State
+from .._intake import real
 from ..errors import CheckpointError
 from ._common import plain_step, within
 from ._entries import cloned, read_count, read_entries, read_round
@@ -25,7 +27,7 @@ class AdaptiveRule(GramRule):
     Element by element, with Delta = sum_i p_i (theta_i - theta) and the data shares p_i of the
     round; m <- beta1 m + (1 - beta1) Delta from zero, v <- second(v, Delta^2) from
     ``initial_accumulator``. Both are kept per entry, in float32 (float64 where values are
-    float64). Buffers are averaged. The report is about the mean update.
+    float64). Buffers are averaged.
 
     Args:
         server_lr: eta.
@@ -70,26 +72,35 @@ class AdaptiveRule(GramRule):
         return 1.0
 
     def combine(self, grams: Grams) -> Combination:
-        """The mean update."""
+        """The mean update, each coordinate rescaled."""
         self._next = {}
-        rate = self.server_lr * self.correction(self._steps + 1)
-        return plain_step(grams, grams.shares, rate=rate)
+        sizes = {
+            entry: real(grams.intake.state[entry]).numel()
+            for group in grams.groups
+            for entry in group.entries
+        }
+        for entry, size in sizes.items():
+            if entry in self._first and self._first[entry].numel() != size:
+                raise CheckpointError(
+                    f"the state of rule {self.name!r} is of another model: for entry {entry!r} it "
+                    f"has {self._first[entry].numel()} numbers, the model {size}; start with a "
+                    "new rule, or load the state that belongs to this model"
+                )
 
-    def turn(self, entry: str, step: Tensor) -> Tensor:
-        """The paper's -m / (sqrt v + tau): here m has the sign of an update."""
-        m, v = self._first.get(entry), self._second.get(entry)
-        if m is None or v is None:
+        def turn(entry: str, place: slice, step: Tensor) -> None:
+            if entry not in self._next:
+                self._next[entry] = (step.new_empty(sizes[entry]), step.new_empty(sizes[entry]))
+            first, second = (kept[place] for kept in self._next[entry])
             m, v = torch.zeros_like(step), torch.full_like(step, self.initial_accumulator)
-        elif m.numel() != step.numel():
-            raise CheckpointError(
-                f"the state of rule {self.name!r} is of another model: it has {m.numel()} numbers "
-                f"for entry {entry!r}, the model {step.numel()}; start with a new rule, or load "
-                "the state that belongs to this model"
-            )
-        m = torch.lerp(step, m.to(step), self.beta1)
-        v = self.second(v.to(step), step.square())
-        self._next[entry] = (m, v)
-        return m / (v.sqrt() + self.tau)
+            if entry in self._first:
+                m, v = self._first[entry][place].to(step), self._second[entry][place].to(step)
+            # m has the sign of an update: it is -m of the paper.
+            torch.lerp(step, m, self.beta1, out=first)
+            second.copy_(self.second(v, step.square()))
+            torch.div(first, second.sqrt() + self.tau, out=step)
+
+        rate = self.server_lr * self.correction(self._steps + 1)
+        return dataclasses.replace(plain_step(grams, grams.shares, rate=rate), turn=turn)
 
     def commit(self, grams: Grams, combination: Combination, steps: Mapping[str, Tensor]) -> None:
         """Take over m and v."""

@@ -12,7 +12,7 @@ import math
 import operator
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +32,7 @@ from .._contract import (
 from .._intake import Intake, real, shaped
 from .._layout import Granularity, Group, Layout
 from ..errors import CheckpointError, OptionError
-from ..projection import Correction, Cosines, Solution, combine, gram, sound
+from ..projection import Correction, Cosines, Piece, Solution, Turn, combine, gram, sound
 from ._requirements import screened
 from ._shards import Shards, local_state, local_updates, whole_state
 from ._table import Table
@@ -115,6 +115,8 @@ class Combination:
         consensus: (q,) See ``GroupReport.consensus``, or None.
         notes: Group position -> remark for the report.
         past_weights: (q, k) On the past updates; None for no weight.
+        turn: Given an entry, some of its numbers (flat) and the combination there, rescales each
+            coordinate in place. What comes out is g, for the lengths and the report too.
     """
 
     weights: Tensor
@@ -128,6 +130,7 @@ class Combination:
     consensus: Tensor | None = None
     notes: Mapping[int, str] = field(default_factory=dict)
     past_weights: Tensor | None = None
+    turn: Callable[[str, slice, Tensor], None] | None = None
 
 
 class GramRule(Aggregator):
@@ -199,14 +202,6 @@ class GramRule(Aggregator):
         model. Asked again where a client was left out; must give the same for the same clients.
         """
         return ()
-
-    def turn(self, entry: str, step: Tensor) -> Tensor:
-        """What the model moves along, given an entry's step direction g, flat: g itself.
-
-        For rules that rescale every coordinate. The report is about g. Must not change the state
-        that :meth:`state_dict` gives.
-        """
-        return step
 
     def commit(self, grams: Grams, combination: Combination, steps: Mapping[str, Tensor]) -> None:
         """Take over a round that succeeded.
@@ -413,14 +408,19 @@ class GramRule(Aggregator):
             members = chosen.nonzero().flatten()
             if not len(members):
                 continue
-            rows = table.rows([groups[q] for q in members.tolist()], dtype)
+            some = [groups[q] for q in members.tolist()]
+            rows = table.rows(some, dtype)
             correct = _refinement(combination, members, inverse) if dtype == torch.float32 else None
             flat, measured = combine(
-                rows, weights[members].to(self.device), correct, dtype=step_dtype
+                rows,
+                weights[members].to(self.device),
+                correct,
+                dtype=step_dtype,
+                turn=_turn(combination, some),
             )
             rows.release()  # before the new model takes its memory
             if measured is not None:
-                inner[members] = measured[:, :count].cpu() * inverse[members]
+                inner[members] = self.over_ranks(measured[:, :count].cpu()) * inverse[members]
             norms[members] = rows.lengths(flat).cpu()
             flats.append((members.tolist(), rows.plan.entries, flat))
         norms = self.over_ranks(norms.square()).sqrt()
@@ -440,8 +440,7 @@ class GramRule(Aggregator):
                     if not norms[q]:
                         step.zero_()
                     steps[entry] = step
-                    along = self.turn(entry, step).view(origin.shape)
-                    moved = torch.sub(origin, along, alpha=factors[q])
+                    moved = torch.sub(origin, step.view(origin.shape), alpha=factors[q])
                     new[entry] = shaped(moved, intake.state[entry])
         new.update(self._average(intake, layout, grams.shares, table))
         for entry in layout.counted:
@@ -542,6 +541,18 @@ def _past_weights(grams: Grams, combination: Combination) -> Tensor:
     if combination.past_weights is not None:
         return combination.past_weights
     return torch.zeros(len(grams.groups), len(grams.past), dtype=torch.float64)
+
+
+def _turn(combination: Combination, groups: Sequence[Group]) -> Turn | None:
+    """The same for pieces of some groups' entries."""
+    if (turn := combination.turn) is None:
+        return None
+    names = [entry for group in groups for entry in group.entries]
+
+    def turn_piece(piece: Piece, step: Tensor) -> None:
+        turn(names[piece.entry], slice(piece.start, piece.stop), step)
+
+    return turn_piece
 
 
 def _inner_products(grams: Grams, combination: Combination) -> Tensor:

@@ -9,8 +9,20 @@ What is computed in what: see :func:`gram` and :func:`combine`. The m x m part i
 CPU.
 """
 
-from ._passes import Correction, combine, gram
+from ._passes import Correction, Turn, combine, gram
+from ._plan import Piece
 from ._rows import Rows
 from ._solve import Cosines, Solution, solve, sound
 
-__all__ = ["Correction", "Cosines", "Rows", "Solution", "combine", "gram", "solve", "sound"]
+__all__ = [
+    "Correction",
+    "Cosines",
+    "Piece",
+    "Rows",
+    "Solution",
+    "Turn",
+    "combine",
+    "gram",
+    "solve",
+    "sound",
+]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ._plan import Pack, Run
+from ._plan import Pack, Piece, Run
 from ._rows import Rows, batch
 
 
@@ -41,6 +41,7 @@ def gram(rows: Rows) -> Tensor:
 
 
 Correction = Callable[[slice, Tensor], Tensor | None]
+Turn = Callable[[Piece, Tensor], None]
 
 
 def combine(
@@ -49,6 +50,7 @@ def combine(
     correct: Correction | None = None,
     *,
     dtype: torch.dtype | None = None,
+    turn: Turn | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The steps g = sum_i weights[i] D[i] of all groups, and their inner products with the rows.
 
@@ -60,10 +62,12 @@ def combine(
             iterative refinement: weights that came from float32 products are corrected by the
             true residual, once.
         dtype: Of the steps; the rows' if None.
+        turn: Changes a finished step in place, given which numbers of which entry these are; not
+            with ``correct``.
 
     Returns:
         The steps, laid out as ``rows.plan`` says; and D g, (groups, rows)
-        float64, measured on them, or None without ``correct``.
+        float64, measured on them, or None without ``correct`` and ``turn``.
 
     >>> values = torch.zeros(2), torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0])
     >>> rows = Rows(
@@ -74,10 +78,10 @@ def combine(
     (tensor([5., 4.], dtype=torch.float64), None)
     """
     steps = torch.empty(rows.plan.length, dtype=dtype or rows.dtype, device=rows.device)
-    inner = torch.zeros_like(weights) if correct is not None else None
+    inner = None if correct is None and turn is None else torch.zeros_like(weights)
     rounded = weights.to(rows.dtype)
     for pack in rows.plan.packs:
-        _put(steps, rows, pack, rounded, inner)
+        _put(steps, rows, pack, rounded, inner, turn)
         if correct is not None and inner is not None:
             members = slice(pack.first, pack.last)
             more = correct(members, inner[members])
@@ -95,6 +99,7 @@ def _put(
     pack: Pack,
     weights: Tensor,
     inner: Tensor | None,
+    turn: Turn | None = None,
     *,
     add: bool = False,
 ) -> None:
@@ -111,8 +116,14 @@ def _put(
             else:
                 change = torch.bmm(each.unsqueeze(1), part)
                 place.copy_(place + change if add else change)
-            if inner is not None:
-                inner[run.members] += _over_chunks(torch.bmm(part, place.mT), run).squeeze(-1)
+        if turn is not None:
+            for piece in block.pieces:
+                turn(piece, step[piece.column : piece.column + piece.stop - piece.start])
+        if inner is not None:
+            for run in block.runs:
+                part, place = batch(matrix, run), step[run.columns].view(-1, 1, run.width)
+                products = torch.bmm(part, place.mT.to(part.dtype))
+                inner[run.members] += _over_chunks(products, run).squeeze(-1)
 
 
 def _over_chunks(products: Tensor, run: Run) -> Tensor:

@@ -672,3 +672,19 @@ def test_model_wide_rules_do_not_see_layers(make: Any, device: torch.device) -> 
         make(granularity="layer", device=device), theta, rows, losses=[1.0, 2.0, 3.0, 4.0]
     )
     assert float((layered - step).abs().amax()) > 1e-3
+
+
+@pytest.mark.parametrize("block_bytes", [64, 5000, None])
+def test_adaptive_rules_in_parts(block_bytes: int | None, device: torch.device) -> None:
+    """However little memory there is to work in, the same numbers."""
+    rule = FedAdam(device=device, block_bytes=block_bytes)
+    plain = FedAdam(device=device)
+    theta = noise(0, 3000)
+    for number in range(3):
+        rows = noise(1 + number, 4, 3000)
+        step, report = one_round(rule, theta, rows, layers=(1000, 500, 1500))
+        wanted, other = one_round(plain, theta, rows, layers=(1000, 500, 1500))
+        close(step, wanted)
+        for one, two in zip(report.report.groups, other.report.groups, strict=True):
+            assert one.step_norm == pytest.approx(two.step_norm)
+            assert one.conflicts_after == two.conflicts_after

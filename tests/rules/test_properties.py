@@ -419,8 +419,7 @@ def test_a_call_that_raises_leaves_the_rule_as_it_was(
 # -- the report -----------------------------------------------------------------------------------
 
 
-# Theirs is about the mean update, which they rescale.
-@pytest.mark.parametrize("label", [n for n in RULES if not n.startswith(("fedada", "fedyogi"))])
+@each_rule
 def test_the_report_is_about_the_step_that_was_made(
     label: str, device: torch.device, tmp_path: Path
 ) -> None:
