@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 from craft_adapters.plugins import AdapterDescriptor, hookimpl
 
 __all__ = ["craft_register_adapters"]
+
+
+def _harness() -> Any:
+    return importlib.import_module("craft_adapters.ditto._harness").DittoHarness()
 
 
 @hookimpl
@@ -21,5 +26,7 @@ def craft_register_adapters(register: Callable[[AdapterDescriptor], None]) -> No
             extra=None,
             summary="Ditto, personalised training, with any rule as its averaging step",
             load=lambda: importlib.import_module("craft_adapters.ditto"),
+            gives=frozenset({"updates", "client_ids", "loss", "local_steps"}),
+            harness=_harness,
         )
     )

@@ -68,6 +68,7 @@ def _collect(manager: PluginManager) -> dict[str, Any]:
                 "found": adapter.found,
                 "tested": list(adapter.tested),
                 "extra": adapter.extra,
+                "gives": sorted(adapter.gives),
                 "summary": adapter.summary,
             }
             for name, adapter in adapters.items()
