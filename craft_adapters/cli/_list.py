@@ -148,7 +148,7 @@ def _default(option: dict[str, Any]) -> str:
 def _row(adapter: dict[str, Any]) -> tuple[str, ...]:
     found, tested = adapter["found"], adapter["tested"]
     if found is None:
-        found = "not installed"
+        found = "not installed" if adapter["host"] else "bundled"
     elif found not in tested:
         found += " (not tested)"
     return (
