@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from .._contract import ClientUpdate, State
-from .._layout import Granularity, Layout
+from .._layout import Granularity
 from ..errors import CheckpointError, OptionError
 from ..plugins import hookimpl
 from ..projection import Cosines, Solution, solve
+from ._common import EPS64, NOISE, Common, cutoff, shows_common_options
 from ._gram_rule import Combination, GramRule, Grams
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
 
 __all__ = ["AgreementWarning", "Craft"]
 
@@ -28,9 +29,6 @@ Scale = Literal["unit", "client_norm", "steady"]
 
 # A remembered direction shorter than this is no direction: steps have about unit length.
 _NO_REFERENCE = 1e-12
-# Rounding noise that a sum which cancels may leave, in units of the rounding of its terms.
-_NOISE = 8.0
-_EPS64 = torch.finfo(torch.float64).eps
 # "steady": the step length follows the clients' by a tenth a round, and grows by 2 % at most.
 _FOLLOW, _GROW = 0.1, 1.02
 # The clients agree far more than the targets let the step follow: one direction could have this
@@ -44,6 +42,7 @@ class AgreementWarning(UserWarning):
     """The published targets hold the step back: the clients agree far more than they allow."""
 
 
+@shows_common_options
 class Craft(GramRule):
     """The step closest to the previous one that has the wanted inner product with every client.
 
@@ -76,10 +75,8 @@ class Craft(GramRule):
         scale: ``"unit"``: the model moves by server_lr g (the paper). ``"client_norm"``: by
             server_lr times sum_i rho_i |g_i| along g. ``"steady"``: by server_lr times a length
             that follows the median of the clients' norms slowly.
-        granularity: See :class:`GramRule`, as for the arguments below.
-        layout: See :class:`GramRule`.
-        on_nonfinite: See :class:`GramRule`.
-        device: See :class:`GramRule`.
+        granularity: As for the other options, see :class:`GramRule`.
+        **common: ``layout``, ``on_nonfinite``, ...: see :class:`GramRule`.
 
     Raises:
         OptionError: an option has a value that it does not take.
@@ -114,20 +111,9 @@ class Craft(GramRule):
         client_length: float | None = None,
         scale: Scale = "unit",
         granularity: Granularity = "layer",
-        layout: Layout | None = None,
-        on_nonfinite: Literal["drop", "raise"] = "drop",
-        device: str | torch.device = "auto",
-        block_bytes: int | None = None,
-        process_group: ProcessGroup | None = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            granularity=granularity,
-            layout=layout,
-            on_nonfinite=on_nonfinite,
-            device=device,
-            block_bytes=block_bytes,
-            process_group=process_group,
-        )
+        super().__init__(granularity=granularity, **common)
         if server_lr is None:
             server_lr = 0.1 if scale == "unit" else 1.0
         _require(0 < server_lr < math.inf, "server_lr", server_lr, "a number > 0")
@@ -174,15 +160,13 @@ class Craft(GramRule):
         solution = solve(
             Cosines(grams.products, inverse),
             torch.stack([shares, before, active.to(torch.float64)], dim=-1),
-            # Float32 rows that ought to be equal differ by its eps, so their difference has eps^2
-            # in the Gram matrix; what float64 itself loses there is the lower limit.
-            rtol=grams.rounding.square().clamp(min=4 * _EPS64),
+            rtol=cutoff(grams),
         )
         toward_targets, toward_reference, toward_all = solution.x.unbind(-1)
         # |U^+ rho|^2, and the largest cosine that one direction has with all: 1/|U^+ 1|.
         length2 = (shares * toward_targets).sum(-1)
         consensus = (active * toward_all).sum(-1).rsqrt()
-        rounding = _NOISE * torch.maximum(grams.rounding, count * _EPS64)
+        rounding = NOISE * torch.maximum(grams.rounding, count * EPS64)
         factor = torch.ones_like(length2)
         if self.client_length is not None:
             cancels = length2.sqrt() <= rounding * shares.square().sum(-1).sqrt()
@@ -212,17 +196,11 @@ class Craft(GramRule):
         """Remember the steps as the next round's reference, and the step lengths."""
         # Before anything is changed: where warnings are errors, the round has not happened.
         agreeing = self._watch_agreement(grams, combination)
-        active = combination.active.any(-1).tolist()
         if self.reference != "zero":
-            changed = {}
-            for group, some, rounding in zip(
-                grams.groups, active, grams.rounding.tolist(), strict=True
-            ):
-                dtype = torch.float64 if rounding == _EPS64 else torch.float32
-                for entry, step in self._next_reference(group.entries, some, steps).items():
-                    changed[entry] = step.to(dtype)
             kept = {n: v for n, v in self._reference.items() if n not in grams.buffers}
-            self._reference = {**kept, **changed}
+            for group, some in zip(grams.groups, combination.active.any(-1).tolist(), strict=True):
+                kept.update(self._next_reference(group.entries, some, steps))
+            self._reference = kept
         if self.scale == "steady":
             lengths = (combination.lengths / self.server_lr).tolist()
             names = (group.name for group in grams.groups)
