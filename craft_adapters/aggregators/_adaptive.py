@@ -6,19 +6,19 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from .._contract import State
 from .._intake import real
-from ..errors import CheckpointError
+from ..errors import CheckpointError, OptionError
 from ._common import plain_step, within
 from ._entries import cloned, read_count, read_entries, read_round
 from ._gram_rule import Combination, GramRule, Grams
 
-__all__ = ["AdaptiveRule"]
+__all__ = ["AdaptiveRule", "DecayingRule"]
 
 
 class AdaptiveRule(GramRule):
@@ -71,26 +71,19 @@ class AdaptiveRule(GramRule):
         """Factor on eta in the server's step of a number, from 1."""
         return 1.0
 
+    def kept(self) -> Mapping[str, Tensor]:
+        """M per entry."""
+        return self._first
+
     def combine(self, grams: Grams) -> Combination:
         """The mean update, each coordinate rescaled."""
         self._next = {}
-        sizes = {
-            entry: real(grams.intake.state[entry]).numel()
-            for group in grams.groups
-            for entry in group.entries
-        }
-        for entry, size in sizes.items():
-            if entry in self._first and self._first[entry].numel() != size:
-                raise CheckpointError(
-                    f"the state of rule {self.name!r} is of another model: for entry {entry!r} it "
-                    f"has {self._first[entry].numel()} numbers, the model {size}; start with a "
-                    "new rule, or load the state that belongs to this model"
-                )
 
         def turn(entry: str, place: slice, step: Tensor) -> None:
             if entry not in self._next:
-                self._next[entry] = (step.new_empty(sizes[entry]), step.new_empty(sizes[entry]))
-            first, second = (kept[place] for kept in self._next[entry])
+                size = real(grams.intake.state[entry]).numel()
+                self._next[entry] = (step.new_empty(size), step.new_empty(size))
+            first, second = (part[place] for part in self._next[entry])
             m, v = torch.zeros_like(step), torch.full_like(step, self.initial_accumulator)
             if entry in self._first:
                 m, v = self._first[entry][place].to(step), self._second[entry][place].to(step)
@@ -127,3 +120,45 @@ class AdaptiveRule(GramRule):
         if {n: t.numel() for n, t in first.items()} != {n: t.numel() for n, t in second.items()}:
             raise CheckpointError(f"not a state of rule {self.name!r}: m and v have other entries")
         self._round, self._steps, self._first, self._second = number, steps, first, second
+
+
+class DecayingRule(AdaptiveRule):
+    """One whose v forgets, and may be corrected for having started at zero: FedAdam, FedYogi.
+
+    Args:
+        beta2: Weight of the past in v.
+        bias_correction: One of :attr:`corrections`; see :class:`FedAdam`.
+        initial_accumulator: v before the first round; None: tau^2, or 0 with a correction.
+        **options: See :class:`AdaptiveRule`.
+
+    Attributes:
+        corrections: What the rule takes; the first is none (class attribute).
+    """
+
+    corrections: ClassVar[tuple[str, ...]] = ("none", "keras")
+
+    def __init__(
+        self,
+        *,
+        beta2: float,
+        bias_correction: str,
+        initial_accumulator: float | None,
+        **options: Any,
+    ) -> None:
+        if bias_correction not in self.corrections:
+            names = ", ".join(map(repr, self.corrections))
+            raise OptionError(f"bias_correction must be one of {names}, got {bias_correction!r}")
+        if initial_accumulator is None and bias_correction != "none":
+            initial_accumulator = 0.0
+        super().__init__(initial_accumulator=initial_accumulator, **options)
+        within("beta2", beta2, 0, 1, ends="[)")
+        self.beta2 = beta2
+        self.bias_correction = bias_correction
+
+    def correction(self, step: int) -> float:
+        """sqrt(1 - beta2^t) / (1 - beta1^t)."""
+        if self.bias_correction == "none":
+            return 1.0
+        if self.bias_correction == "flower":
+            step += 1
+        return math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)

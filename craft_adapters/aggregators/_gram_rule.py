@@ -194,6 +194,10 @@ class GramRule(Aggregator):
         """Entry -> the remembered direction; entries it lacks count as zero."""
         return {}
 
+    def kept(self) -> Mapping[str, Tensor]:
+        """Entry -> a tensor with a number for each of its own: a state of another model shows."""
+        return self.memory()
+
     def past(self, intake: Intake) -> Sequence[ClientUpdate]:
         """Earlier updates (``kind="update"``) that stand below this round's, one row each.
 
@@ -233,7 +237,7 @@ class GramRule(Aggregator):
             intake = Intake.of(global_state, updates)
             intake = screened(intake, self.name, self.requires, self.on_nonfinite)
             layout = self._layout(global_state).restrict(intake.payload)
-            self._check_memory(global_state)
+            self._check_kept(global_state)
             if self._shards is not None:
                 counts = [(c.client_id, c.num_examples, c.kind) for c in intake.clients]
                 self._shards.agree("clients and layer groups", (counts, layout))
@@ -276,8 +280,8 @@ class GramRule(Aggregator):
         self.layout.check(state)
         return self.layout
 
-    def _check_memory(self, state: Mapping[str, Any]) -> None:
-        for entry, tensor in self.memory().items():
+    def _check_kept(self, state: Mapping[str, Any]) -> None:
+        for entry, tensor in self.kept().items():
             value = state.get(entry)
             if not isinstance(value, Tensor) or real(value).numel() != tensor.numel():
                 raise CheckpointError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -10,10 +9,9 @@ import torch
 from torch import Tensor
 
 from .._layout import Granularity
-from ..errors import OptionError
 from ..plugins import hookimpl
-from ._adaptive import AdaptiveRule
-from ._common import Common, shows_common_options, within
+from ._adaptive import DecayingRule
+from ._common import Common, shows_common_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,7 +20,7 @@ __all__ = ["FedAdam"]
 
 
 @shows_common_options
-class FedAdam(AdaptiveRule):
+class FedAdam(DecayingRule):
     """theta <- theta + server_lr m / (sqrt v + tau), with moving averages of Delta and Delta^2.
 
     Element by element, with Delta = sum_i p_i (theta_i - theta) and the data shares p_i of the
@@ -55,6 +53,7 @@ class FedAdam(AdaptiveRule):
     """
 
     name = "fedadam"
+    corrections = ("none", "keras", "flower")
 
     def __init__(
         self,
@@ -68,35 +67,20 @@ class FedAdam(AdaptiveRule):
         granularity: Granularity = "layer",
         **common: Unpack[Common],
     ) -> None:
-        if bias_correction not in ("none", "keras", "flower"):
-            raise OptionError(
-                f"bias_correction must be one of 'none', 'keras', 'flower', got {bias_correction!r}"
-            )
-        if initial_accumulator is None and bias_correction != "none":
-            initial_accumulator = 0.0
         super().__init__(
             server_lr=server_lr,
             beta1=beta1,
+            beta2=beta2,
             tau=tau,
+            bias_correction=bias_correction,
             initial_accumulator=initial_accumulator,
             granularity=granularity,
             **common,
         )
-        within("beta2", beta2, 0, 1, ends="[)")
-        self.beta2 = beta2
-        self.bias_correction = bias_correction
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """The next v."""
         return torch.lerp(square, v, self.beta2)
-
-    def correction(self, step: int) -> float:
-        """sqrt(1 - beta2^t) / (1 - beta1^t)."""
-        if self.bias_correction == "none":
-            return 1.0
-        if self.bias_correction == "flower":
-            step += 1
-        return math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
 
 
 @hookimpl

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -10,10 +9,9 @@ import torch
 from torch import Tensor
 
 from .._layout import Granularity
-from ..errors import OptionError
 from ..plugins import hookimpl
-from ._adaptive import AdaptiveRule
-from ._common import Common, shows_common_options, within
+from ._adaptive import DecayingRule
+from ._common import Common, shows_common_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,7 +20,7 @@ __all__ = ["FedYogi"]
 
 
 @shows_common_options
-class FedYogi(AdaptiveRule):
+class FedYogi(DecayingRule):
     """theta <- theta + server_lr m / (sqrt v + tau), with v that follows Delta^2 slowly.
 
     Element by element, with Delta = sum_i p_i (theta_i - theta) and the data shares p_i of the
@@ -68,33 +66,20 @@ class FedYogi(AdaptiveRule):
         granularity: Granularity = "layer",
         **common: Unpack[Common],
     ) -> None:
-        if bias_correction not in ("none", "keras"):
-            raise OptionError(
-                f"bias_correction must be one of 'none', 'keras', got {bias_correction!r}"
-            )
-        if initial_accumulator is None and bias_correction != "none":
-            initial_accumulator = 0.0
         super().__init__(
             server_lr=server_lr,
             beta1=beta1,
+            beta2=beta2,
             tau=tau,
+            bias_correction=bias_correction,
             initial_accumulator=initial_accumulator,
             granularity=granularity,
             **common,
         )
-        within("beta2", beta2, 0, 1, ends="[)")
-        self.beta2 = beta2
-        self.bias_correction = bias_correction
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """The next v."""
         return v - (1 - self.beta2) * square * torch.sign(v - square)
-
-    def correction(self, step: int) -> float:
-        """sqrt(1 - beta2^t) / (1 - beta1^t)."""
-        if self.bias_correction == "none":
-            return 1.0
-        return math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
 
 
 @hookimpl
