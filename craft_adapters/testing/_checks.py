@@ -447,31 +447,29 @@ def _round_after_error(scene: Scene) -> None:
 @_check("errors", "updates")
 def _missing_entry(scene: Scene) -> None:
     """A client without one of the entries is an error that names the entry."""
-    server = scene.server()
-    replies = server.replies()
-    values = {name: value for name, value in replies[1].values.items() if name != "head.bias"}
-    replies[1] = dataclasses.replace(replies[1], values=values)
-    _refused(server, replies, "head.bias")
+    _refused_with(scene, "head.bias", None)
 
 
 @_check("errors", "updates")
 def _extra_entry(scene: Scene) -> None:
     """A client with an entry that the model lacks is an error that names the entry."""
-    server = scene.server()
-    replies = server.replies()
-    values = {**replies[1].values, "stranger.weight": torch.ones(3)}
-    replies[1] = dataclasses.replace(replies[1], values=values)
-    _refused(server, replies, "stranger.weight")
+    _refused_with(scene, "stranger.weight", torch.ones(3))
 
 
 @_check("errors", "updates")
 def _misshapen_entry(scene: Scene) -> None:
     """A client with an entry of another shape is an error that names the entry."""
+    _refused_with(scene, "head.bias", torch.ones(5))
+
+
+def _refused_with(scene: Scene, entry: str, value: Tensor | None) -> None:
+    """One client sends this for an entry; nothing, if None."""
     server = scene.server()
     replies = server.replies()
-    values = {**replies[1].values, "head.bias": torch.ones(5)}
-    replies[1] = dataclasses.replace(replies[1], values=values)
-    _refused(server, replies, "head.bias")
+    values = {**replies[1].values, entry: value}
+    sent = {name: each for name, each in values.items() if each is not None}
+    replies[1] = dataclasses.replace(replies[1], values=sent)
+    _refused(server, replies, entry)
 
 
 # --- Import ------------------------------------------------------------------------------------
