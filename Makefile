@@ -2,7 +2,8 @@
 # make test    set up what is missing and run the tests
 # make lint | types | bench | wheel | clean
 #
-# One environment, .venv, made on first use and again only when pyproject.toml changes.
+# Two environments, made on first use and again only when pyproject.toml changes: .venv, and
+# .venv-hosts with the frameworks that cannot stand beside FedML (other releases of protobuf).
 # FedML 0.9.6 installs on Python 3.8 to 3.11 only, so 3.11 and 3.10 are tried first;
 # PYTHON=/path/to/python overrides.
 
@@ -18,6 +19,8 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+HOSTS := .venv-hosts
+HOSTS_READY := $(HOSTS)/.ready
 RIVALS := $(VENV)/.rivals
 FEDML := $(shell $(PYTHON) -c 'import sys; print("fedml,test-fedml," * (sys.version_info < (3, 12)))')
 
@@ -30,11 +33,12 @@ else
 	$(BIN)/python examples/fedml_demo/demo.py
 endif
 
-test: $(READY)
+test: $(READY) $(HOSTS_READY)
 ifeq ($(strip $(FEDML)),)
 	@echo "Left out: the FedML adapter's tests. FedML 0.9.6 stops at Python 3.11: install one (from the system, pyenv or 'uv python install 3.11') and run 'make clean test'."
 endif
 	$(BIN)/python -m pytest --doctest-modules -q -p no:cacheprovider craft_adapters models adapters/ditto --no-header
+	$(HOSTS)/bin/python -m pytest tests/flower tests/nvflare
 	$(BIN)/python -m pytest
 
 lint: $(READY)
@@ -59,9 +63,14 @@ wheel: $(READY)
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(HOSTS) build dist *.egg-info
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable ".[$(FEDML)plots,data,run,rules,test,dev]"
+	touch $@
+
+$(HOSTS_READY): pyproject.toml
+	$(PYTHON) -m venv $(HOSTS)
+	$(HOSTS)/bin/python -m pip install --quiet --editable ".[flower-sim,nvflare,rules,test]"
 	touch $@
