@@ -405,5 +405,10 @@ def test_craft() -> None:
     options = {option.name: option for option in describe(Craft)}
     assert options["device"].type == "str | torch.device"
     assert options["layout"].type == "craft_adapters.Layout | None"
-    assert [o.name for o in options.values() if o.python_only] == ["layout"]
+    assert options["process_group"].type == "ProcessGroup | None"
+    python_only = [o.name for o in options.values() if o.python_only]
+    assert python_only == ["layout", "process_group"]
+    assert "process_group must be a ProcessGroup object (in Python only)" in refuse(
+        Craft, {"process_group": "world"}
+    )
     assert "did you mean 'steady'" in refuse(Craft, {"scale": "stedy"})

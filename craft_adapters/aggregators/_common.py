@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from .._layout import Layout
 from ..errors import OptionError
@@ -57,7 +57,7 @@ def shows_common_options(rule: type[Rule]) -> type[Rule]:
     """
     own = inspect.signature(rule.__init__).parameters
     everyones = inspect.signature(
-        GramRule.__init__, eval_str=True, locals={"ProcessGroup": object}
+        GramRule.__init__, eval_str=True, locals={"ProcessGroup": distributed.ProcessGroup}
     ).parameters
     merged = {**own, **{name: each for name, each in everyones.items() if name not in own}}
     # Keyword options all, so their order is free.
