@@ -16,6 +16,7 @@ from ._list import list_plugins
 from ._new_adapter import new_adapter
 from ._report import report
 from ._run import run
+from ._sweep import sweep
 
 __all__ = ["main"]
 
@@ -39,6 +40,7 @@ def main() -> None:
 main.add_command(list_plugins)
 main.add_command(fedml)
 main.add_command(run)
+main.add_command(sweep)
 main.add_command(report)
 main.add_command(check)
 main.add_command(new_adapter)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from ._figures import figures
+
 if TYPE_CHECKING:
     from ..simulation import Done
 
@@ -68,6 +70,8 @@ def run(
     finally:
         for sink in sinks:
             sink.close()
+    if federation.diverged:
+        raise click.ClickException(f"diverged: {federation.diverged}; {folder} says how it went")
     if not quiet:
         click.echo(f"written: {folder}")
 
@@ -89,7 +93,7 @@ class _Lines:
 
     def show(self, done: Done) -> None:
         for record in done.metrics:
-            click.echo(f"{self.label}: round {done.round}/{done.rounds}: {_figures(record)}")
+            click.echo(f"{self.label}: round {done.round}/{done.rounds}: {figures(record)}")
 
 
 class _Bar:
@@ -101,7 +105,7 @@ class _Bar:
     def show(self, done: Done) -> None:
         self.progress.update(self.task, completed=done.round)
         if done.metrics:
-            text = "; ".join(map(_figures, done.metrics))
+            text = "; ".join(map(figures, done.metrics))
             self.progress.update(self.task, figures=text)
 
 
@@ -127,10 +131,3 @@ def _display(label: str, start: int, rounds: int, quiet: bool) -> Iterator[_Disp
     )
     with Progress(*columns, console=console) as progress:
         yield _Bar(progress, progress.add_task(label, total=rounds, completed=start, figures=""))
-
-
-def _figures(record: dict[str, Any]) -> str:
-    def text(name: str) -> str:
-        return "-" if record[name] is None else f"{record[name]:.3f}"
-
-    return f"{record['model']} {text('mean')}, worst 10 % {text('worst10')}"

@@ -31,7 +31,7 @@ from ._settings import LocalTraining
 from ._sources import SOURCES
 from ._split_file import load_split
 
-__all__ = ["RunConfig", "read_config"]
+__all__ = ["RunConfig", "combine", "load_file", "override", "read_config"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +299,8 @@ class RunConfig:
 def read_config(
     config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     overrides: Iterable[str] = (),
+    *,
+    source: str | None = None,
 ) -> RunConfig:
     """Read and check a configuration.
 
@@ -308,6 +310,7 @@ def read_config(
     Args:
         config: A YAML or JSON file, or a mapping; None: all defaults.
         overrides: "key=value" or "section.key=value"; they win over the file.
+        source: Where a mapping came from, for error messages.
 
     Raises:
         OptionError: an unknown key, a value of the wrong type, or one that cannot be: names the
@@ -321,15 +324,12 @@ def read_config(
         Traceback (most recent call last):
         craft_adapters.errors.OptionError: config: no key 'traning'; did you mean 'training'? ...
     """
-    source = "config" if config is None or isinstance(config, Mapping) else os.fspath(config)
-    raw = _load(config)
-    whole: dict[str, Any] = {}
-    for key, value in raw.items():
-        if key in _SECTIONS:
-            value = _section(source, key, value)
-        whole[key] = value
-    for override in overrides:
-        _override(whole, override)
+    if source is None:
+        source = "config" if config is None or isinstance(config, Mapping) else os.fspath(config)
+    raw = config if isinstance(config, Mapping) else {} if config is None else load_file(config)
+    whole = combine({}, raw, source)
+    for text in overrides:
+        override(whole, text)
     general_keys = [option.name for option in describe(_General)]
     for key in whole:
         if key not in _SECTIONS and key not in general_keys:
@@ -387,12 +387,9 @@ def _method(name: str) -> Callable[..., Method]:
     return method  # type: ignore[no-any-return]
 
 
-def _load(config: str | os.PathLike[str] | Mapping[str, Any] | None) -> dict[str, Any]:
-    if config is None:
-        return {}
-    if isinstance(config, Mapping):
-        return dict(config)
-    path = Path(config)
+def load_file(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a YAML file holds, with every scalar as text, or a JSON file."""
+    path = Path(file)
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -437,7 +434,32 @@ def _section(source: str, key: str, value: Any) -> dict[str, Any]:
     raise OptionError(f"{source}: {key} must be a section of options, got {value!r}")
 
 
-def _override(whole: dict[str, Any], text: str) -> None:
+def combine(
+    base: Mapping[str, Any], changes: Mapping[str, Any], source: str = "config"
+) -> dict[str, Any]:
+    """A configuration with another one over it, option by option.
+
+    A section that names another rule (model, ...) than before begins anew: the old one's options
+    mean nothing to it.
+
+    >>> base = {"aggregator": {"name": "craft", "server_lr": 0.3}, "training": {"epochs": 2}}
+    >>> combine(base, {"aggregator": "fedavg", "training": {"lr": 0.5}})
+    {'aggregator': {'name': 'fedavg'}, 'training': {'epochs': 2, 'lr': 0.5}}
+    """
+    whole = dict(base)
+    for key, value in changes.items():
+        if key not in _SECTIONS:
+            whole[key] = value
+            continue
+        options = _section(source, key, value)
+        before = _section(source, key, whole.get(key))
+        same = options.get("name", before.get("name")) == before.get("name")
+        whole[key] = {**before, **options} if same else options
+    return whole
+
+
+def override(whole: dict[str, Any], text: str) -> None:
+    """Put "key=value" or "section.key=value" into a configuration of :func:`combine`."""
     key, equals, value = text.partition("=")
     section, dot, option = key.strip().partition(".")
     if not equals or not section or (dot and not option):
@@ -447,10 +469,7 @@ def _override(whole: dict[str, Any], text: str) -> None:
         return
     if section not in _SECTIONS:
         raise OptionError(f"--set {text}: no section {section!r}; {nearest(section, _SECTIONS)}")
-    options = whole.setdefault(section, {})
-    if option == "name" and options.get("name") != value:
-        options.clear()  # the old one's options mean nothing to the new one
-    options[option] = value
+    whole |= combine(whole, {section: {option: value}})
 
 
 def _checked(source: str, call: Callable[[], Any]) -> Any:

@@ -13,9 +13,9 @@ from torch import Tensor
 from .. import _checkpoint
 from .._contract import Aggregator, State
 from .._files import write_atomically
-from ..errors import CheckpointError
+from ..errors import CheckpointError, OptionError
 
-__all__ = ["LINES", "RunFolder", "read_lines"]
+__all__ = ["LINES", "RunFolder", "flat", "read_lines"]
 
 _MODEL = "the global model of a federation"
 LINES = ("metrics.jsonl", "rounds.jsonl")
@@ -26,10 +26,10 @@ class RunFolder:
 
     ================== ==================================================================
     config.json        the configuration with every default filled in
-    run.json           seed, versions, device, engine
+    run.json           "running", "finished" or "diverged"; seed, versions, device
     partition.json     who holds which examples
     metrics.jsonl      a line per evaluation and kind of model, readable while running
-    rounds.jsonl       a line per round: who took part, conflicts per layer
+    rounds.jsonl       a line per round: who took part, conflicts per layer, time
     checkpoint.json    the last checkpoint: the round, and which files are its
     model-*, rule-*    global model and the rule's state, safetensors
     clients/           models that clients keep, safetensors
@@ -46,10 +46,25 @@ class RunFolder:
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
-    @property
-    def begun(self) -> bool:
-        """Whether a run has been started here."""
-        return (self / "config.json").is_file()
+    def compare(self, resolved: Mapping[str, Any]) -> None:
+        """Check that no run of another configuration is here; its length may be another.
+
+        Raises:
+            OptionError: there is one; says what differs.
+        """
+        before = self.read("config.json")
+        if before is None:
+            return
+        old, new = flat(before), flat(resolved)
+        for harmless in ("rounds", "checkpoint_every"):
+            old.pop(harmless, None), new.pop(harmless, None)
+        differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+        if differ:
+            listed = "; ".join(f"{k}: {old.get(k)!r} there, {new.get(k)!r} here" for k in differ)
+            raise OptionError(
+                f"{self.path} holds a run of another configuration ({listed}); give "
+                "another folder, or delete this one"
+            )
 
     def read(self, name: str) -> Any:
         """A JSON file's content; None if it does not exist.
@@ -68,6 +83,12 @@ class RunFolder:
         """Write a JSON file, atomically."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self / name, (json.dumps(content, indent=2) + "\n").encode())
+
+    def update(self, name: str, **changes: Any) -> None:
+        """Change keys of a JSON file."""
+        before = self.read(name) or {}
+        if before != (after := {**before, **changes}):
+            self.write(name, after)
 
     def save(
         self, done: int, state: Mapping[str, Tensor], rule: Aggregator, extra: Mapping[str, Any]
@@ -119,3 +140,26 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(record, dict):
             yield record
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """One level: section and key joined by a dot; lists as JSON has them.
+
+    >>> flat({"rounds": 5, "model": {"name": "mlp", "hidden": (8, 8)}})
+    {'rounds': 5, 'model.name': 'mlp', 'model.hidden': [8, 8]}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        entries = value.items() if isinstance(value, Mapping) else ()
+        flat |= {f"{key}.{inner}": _listed(v) for inner, v in entries}
+        if not isinstance(value, Mapping):
+            flat[key] = _listed(value)
+    return flat
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_listed(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _listed(item) for key, item in value.items()}
+    return value

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
-from ._folder import RunFolder, read_lines
-from ._run import flat
+from ._folder import RunFolder, flat, read_lines
 
-__all__ = ["FIGURES", "Series", "collect", "find_runs"]
+__all__ = ["SELECTABLE", "Series", "collect", "find_runs", "what_counts"]
 
-FIGURES = ("mean", "worst10", "best10", "std")
+SELECTABLE = ("mean", "worst10", "best10", "mean_weighted", "min")
+"""Figures of which more is better."""
 # What tells runs of one series apart, or does not change what is learnt.
 _SEEDS = {"seed", "rounds", "evaluate_every", "checkpoint_every", "device", "training.engine"}
 
@@ -139,6 +139,11 @@ def collect(paths: Iterable[str | os.PathLike[str]]) -> list[Series]:
                 )
             )
     return series
+
+
+def what_counts(kinds: Iterable[str]) -> str:
+    """Which kind of model a method is about: the personal one where there is one."""
+    return "personal" if "personal" in set(kinds) else "global"
 
 
 def _read(path: Path) -> _Folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -9,9 +10,10 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from .._contract import AggregationReport, State
-from ..errors import CheckpointError, OptionError
+from ..errors import CheckpointError
 from ..metrics import ClientScores, fairness
 from ..sinks import JsonlSink
 from ._config import RunConfig
@@ -20,7 +22,7 @@ from ._folder import RunFolder
 from ._partition import sample_clients, surviving_clients
 from ._split_file import load_split, save_split
 
-__all__ = ["Done", "Run", "Sink", "flat"]
+__all__ = ["Done", "Run", "Sink"]
 
 
 class Sink(Protocol):
@@ -42,7 +44,7 @@ class Done:
 
     round: int
     rounds: int
-    metrics: tuple[dict[str, Any], ...]
+    metrics: tuple[dict[str, Any], ...] = ()
 
 
 class Run:
@@ -50,14 +52,24 @@ class Run:
 
     Killed at any moment and started again, a run ends bit for bit where the unbroken one ends, on
     the same machine with the same versions and number of threads: model, clients' own models, the
-    rule's state, both files of lines. There is no generator to save: all random numbers depend on
-    the seed and on what they are for. An engine that was chosen by measurement is kept.
+    rule's state, both files of lines but for the times in them. There is no generator to save: all
+    random numbers depend on the seed and on what they are for. An engine that was chosen by
+    measurement is kept.
+
+    A run that diverges ends there: when an entry of the global model is NaN or infinite, when no
+    client's training of a round stays finite, or when an evaluation finds no client with a finite
+    loss. Started again, it diverges at the same place.
 
     Args:
         config: See :func:`read_config`.
         folder: The run's folder; made if it is missing. One that holds a run of the same
             configuration is gone on with; more ``rounds`` than before make it longer.
         sinks: Get each record too.
+
+    Attributes:
+        round: Number of rounds that are complete.
+        state: The global model.
+        diverged: When and how the run diverged; None if it did not.
 
     Raises:
         OptionError: the folder holds a run of another configuration; says what differs.
@@ -83,9 +95,9 @@ class Run:
         self.folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
         self.sinks = tuple(sinks)
         self.method = config.method()
+        self.diverged: str | None = None
         resolved = config.resolved()
-        if self.folder.begun:
-            self._compare(resolved)
+        self.folder.compare(resolved)
         dataset = config.dataset()
         if (self.folder / "partition.json").is_file():
             split = load_split(self.folder / "partition.json", len(dataset), seed=0)
@@ -119,15 +131,19 @@ class Run:
                 records = self._evaluate(metrics)
                 self._checkpoint()
                 yield Done(0, general.rounds, records)
-            while self.round < general.rounds:
+            if self.round < general.rounds:
+                self.folder.update("run.json", status="running", diverged=None)
+            while self.round < general.rounds and not self.diverged:
                 self._step(rounds)
                 last = self.round == general.rounds
                 records = ()
-                if last or self.round % general.evaluate_every == 0:
+                if not self.diverged and (last or self.round % general.evaluate_every == 0):
                     records = self._evaluate(metrics)
-                if last or self.round % general.checkpoint_every == 0:
+                if not self.diverged and (last or self.round % general.checkpoint_every == 0):
                     self._checkpoint()
                 yield Done(self.round, general.rounds, records)
+        status = "diverged" if self.diverged else "finished"
+        self.folder.update("run.json", status=status, diverged=self.diverged)
 
     def _step(self, sink: JsonlSink) -> None:
         general, number = self.config.general, self.round
@@ -143,12 +159,23 @@ class Run:
             record |= _summary(result.report)
         self._put(sink, record)
         self.round += 1
+        if result is None and any(map(self.federation.num_examples, clients)):
+            self._diverge("no client's training stayed finite")
+        elif entry := _not_finite(self.state):
+            self._diverge(f"entry {entry!r} of the global model is not finite")
+
+    def _diverge(self, how: str) -> None:
+        self.diverged = f"round {self.round}: {how}"
 
     def _evaluate(self, sink: JsonlSink) -> tuple[dict[str, Any], ...]:
         scores = self.method.evaluate(self.federation, self.state)
         records = tuple(_record(self.round, kind, scored) for kind, scored in scores.items())
         for record in records:
             self._put(sink, record)
+        for kind, scored in scores.items():
+            losses = [loss for loss in scored.loss.values() if loss is not None]
+            if losses and not any(map(math.isfinite, losses)):
+                self._diverge(f"no client's loss of the {kind} model is finite")
         return records
 
     def _put(self, sink: JsonlSink, record: dict[str, Any]) -> None:
@@ -175,25 +202,14 @@ class Run:
         self.method.restore(saved["method"])
         self.round = saved["round"]
 
-    def _compare(self, resolved: Mapping[str, Any]) -> None:
-        before = self.folder.read("config.json")
-        old, new = flat(before), flat(resolved)
-        for harmless in ("rounds", "checkpoint_every"):
-            old.pop(harmless, None), new.pop(harmless, None)
-        differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-        if differ:
-            listed = "; ".join(f"{k}: {old.get(k)!r} there, {new.get(k)!r} here" for k in differ)
-            raise OptionError(
-                f"{self.folder.path} holds a run of another configuration ({listed}); give "
-                "another folder, or delete this one"
-            )
-
     def _environment(self) -> dict[str, Any]:
         from .. import __version__
 
         device = self.config.device
         named = {"cuda": lambda: torch.cuda.get_device_name(device)}
         return {
+            "status": "running",
+            "diverged": None,
             "seed": self.config.general.seed,
             "craft-adapters": __version__,
             "torch": str(torch.__version__),
@@ -228,9 +244,10 @@ def _record(round: int, kind: str, scores: ClientScores) -> dict[str, Any]:
 
 
 def _summary(report: AggregationReport) -> dict[str, Any]:
-    """One line of rounds.jsonl: what does not depend on the clock."""
+    """One line of rounds.jsonl."""
     return {
         "rule": report.rule,
+        "aggregate_seconds": report.seconds,
         "dropped": [asdict(client) for client in report.dropped],
         "conflicts_before": report.conflicts_before,
         "conflicts_after": report.conflicts_after,
@@ -246,20 +263,10 @@ def _summary(report: AggregationReport) -> dict[str, Any]:
     }
 
 
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """One level: section and key joined by a dot; lists as JSON has them."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        entries = value.items() if isinstance(value, Mapping) else ()
-        flat |= {f"{key}.{inner}": _listed(v) for inner, v in entries}
-        if not isinstance(value, Mapping):
-            flat[key] = _listed(value)
-    return flat
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_listed(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): _listed(item) for key, item in value.items()}
-    return value
+def _not_finite(state: Mapping[str, Any]) -> str | None:
+    """The first entry that holds NaN or infinity."""
+    for name, value in state.items():
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        if floating and not bool(torch.isfinite(value).all()):
+            return name
+    return None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from safetensors import safe_open
 
 from craft_adapters import available_aggregators
+from craft_adapters.aggregators import FedAvg
 from craft_adapters.errors import CheckpointError, OptionError
 from craft_adapters.simulation import Run, RunFolder, load_dataset, read_config, read_lines
 
@@ -38,9 +41,14 @@ def play(config: dict[str, Any], folder: Path, *overrides: str, until: int | Non
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Every file that a run leaves; of safetensors files what they hold, not in which order."""
+    """Every file that a run leaves; of safetensors files what they hold, not in which order.
+
+    Without the times, which no two runs have in common, and the length of their file.
+    """
 
     def read(path: Path) -> Any:
+        if path.name in ("rounds.jsonl", "checkpoint.json"):
+            return re.sub(rb'"(aggregate_seconds|rounds.jsonl)": [0-9.e-]+', b"", path.read_bytes())
         if path.suffix != ".safetensors":
             return path.read_bytes()
         with safe_open(path, framework="np") as file:
@@ -74,6 +82,7 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     environment = json.loads((tmp_path / "run.json").read_text())
     assert environment["torch"] == torch.__version__
     assert environment["clients"] == 20
+    assert environment["status"] == "finished"
     metrics = list(read_lines(tmp_path / "metrics.jsonl"))
     assert [(m["round"], m["model"]) for m in metrics] == [
         (round, model) for round in (0, 2, 4) for model in ("global", "personal")
@@ -85,6 +94,7 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     assert [r["round"] for r in rounds] == [0, 1, 2, 3]
     assert all(len(r["clients"]) == 5 for r in rounds)
     assert set(rounds[-1]["groups"]) == {"hidden.0", "head"}
+    assert all(r["aggregate_seconds"] > 0 for r in rounds)
     taken = {client for r in rounds for client in r["clients"]}
     assert len(list((tmp_path / "clients").iterdir())) == len(taken)
 
@@ -221,13 +231,54 @@ def test_clients_that_never_answer(tmp_path: Path) -> None:
     assert {len(r["clients"]) for r in read_lines(tmp_path / "rounds.jsonl")} == {2}
 
 
-def test_a_round_without_usable_updates_keeps_the_model(tmp_path: Path) -> None:
-    """A rate that throws every client to infinity: warned about, and gone on."""
+def status(folder: Path) -> tuple[str, str | None]:
+    about = RunFolder(folder).read("run.json")
+    return about["status"], about["diverged"]
+
+
+def test_a_round_in_which_no_client_stays_finite_ends_the_run(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="round 0: .* the global model stays as it is"):
-        run = play(BASE, tmp_path, "rounds=1", "training.lr=1e38", "training.epochs=2")
+        run = play(BASE, tmp_path, "training.lr=1e38", "training.epochs=2")
     initial = run.config.model(load_dataset())
     assert all(torch.equal(run.state[n], v) for n, v in initial.state_dict().items())
     assert next(read_lines(tmp_path / "rounds.jsonl")).keys() == {"round", "clients"}
+    assert run.diverged == "round 1: no client's training stayed finite"
+    assert status(tmp_path) == ("diverged", run.diverged)
+
+
+def test_a_model_that_is_not_finite_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aggregate = FedAvg.aggregate
+
+    def overflow(self: FedAvg, *args: Any, round: int) -> Any:
+        result = aggregate(self, *args, round=round)
+        if round == 2:
+            result.state["head.bias"][0] = math.inf
+        return result
+
+    monkeypatch.setattr(FedAvg, "aggregate", overflow)
+    run = play(BASE, tmp_path, "aggregator.name=fedavg")
+    assert run.diverged == "round 3: entry 'head.bias' of the global model is not finite"
+    assert [r["round"] for r in read_lines(tmp_path / "metrics.jsonl")] == [0, 2]
+    before = contents(tmp_path)
+    again = play(BASE, tmp_path, "aggregator.name=fedavg")
+    assert again.diverged == run.diverged, "started again, it diverges at the same place"
+    assert contents(tmp_path) == before
+    monkeypatch.undo()
+    mended = play(BASE, tmp_path, "aggregator.name=fedavg")
+    assert (mended.round, status(tmp_path)) == (4, ("finished", None))
+
+
+def test_a_loss_that_is_finite_nowhere_ends_the_run(tmp_path: Path) -> None:
+    run = play(DITTO, tmp_path, "training.epochs=40", "method.lam=1e4", "clients_per_round=1.0")
+    assert run.diverged == "round 2: no client's loss of the personal model is finite"
+
+
+def test_more_rounds_after_the_end(tmp_path: Path) -> None:
+    play(BASE, tmp_path, "rounds=2")
+    play(BASE, tmp_path, "rounds=4", until=3)
+    assert status(tmp_path) == ("running", None)
 
 
 def test_sinks_get_each_record(tmp_path: Path) -> None:

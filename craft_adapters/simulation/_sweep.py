@@ -1,0 +1,319 @@
+"""A grid of runs: what is to be run, what came out, and which point of a grid is the best."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .._options import coerce
+from ..errors import OptionError, nearest
+from ._config import RunConfig, combine, load_file, override, read_config
+from ._folder import RunFolder, read_lines
+from ._results import SELECTABLE, what_counts
+
+__all__ = ["Outcome", "Point", "Status", "Sweep", "SweepRun", "outcome", "read_sweep"]
+
+Status = Literal["finished", "diverged", "failed", "unfinished"]
+ERROR_FILE = "error.txt"
+_KEYS = ("base", "seeds", "select", "rules")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a rule's grid.
+
+    Attributes:
+        rule: The rule's label.
+        values: Dotted key -> value, as text.
+        config: The configuration of its runs, but for the seed.
+    """
+
+    rule: str
+    values: Mapping[str, str]
+    config: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The values in words."""
+        return ", ".join(f"{name} {value}" for name, value in _short(self.values).items())
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRun:
+    """One run of a sweep: a point with a seed, and the name of its folder."""
+
+    point: Point
+    seed: int
+    config: RunConfig
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run's folder says.
+
+    Attributes:
+        run: The run.
+        status: "failed" has an error.txt; "unfinished" is running, was stopped, or not begun.
+        reason: Why it diverged or failed; empty otherwise.
+        metrics: The last evaluation of the model that counts: the personal one where there is one.
+        round: Number of rounds of that evaluation.
+    """
+
+    run: SweepRun
+    status: Status
+    reason: str
+    metrics: Mapping[str, Any]
+
+    @property
+    def round(self) -> int | None:
+        """Number of rounds at the evaluation; None before the first."""
+        return self.metrics.get("round")
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A grid of runs for each rule; :func:`read_sweep` makes one.
+
+    Attributes:
+        source: Where it came from, for error messages.
+        base: What all runs have in common.
+        seeds: At least one.
+        select: The figure by which the best point of a rule is chosen, on the first seed, to be
+            run with the other seeds; None: every point is run with every seed.
+        points: The points, rule by rule.
+    """
+
+    source: str
+    base: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    select: str | None
+    points: tuple[Point, ...]
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The labels."""
+        return tuple(dict.fromkeys(point.rule for point in self.points))
+
+    def of(self, rule: str) -> tuple[Point, ...]:
+        """The points of a rule."""
+        return tuple(point for point in self.points if point.rule == rule)
+
+    def runs(self, point: Point, seeds: Iterable[int]) -> tuple[SweepRun, ...]:
+        """A point's runs with these seeds."""
+        made = []
+        for seed in seeds:
+            whole = {**point.config, "seed": seed}
+            config = _read(self.source, point.rule, whole)
+            made.append(SweepRun(point, seed, config, _folder(point, seed)))
+        return tuple(made)
+
+    def first(self) -> tuple[SweepRun, ...]:
+        """What is run in any case: every point, with the first seed or with all."""
+        seeds = self.seeds[:1] if self.select else self.seeds
+        return tuple(run for point in self.points for run in self.runs(point, seeds))
+
+    def then(self, rule: str, folder: Path) -> tuple[SweepRun, ...]:
+        """What is run once the first runs of a rule are over: its best point, other seeds."""
+        best = self.best(rule, folder) if self.select else None
+        return self.runs(best, self.seeds[1:]) if best is not None else ()
+
+    def best(self, rule: str, folder: Path) -> Point | None:
+        """The best point of a rule on the first seed; None before all of them are over.
+
+        Of equals, the one with the higher mean, and then the first. Runs that diverged or failed
+        are no candidates; None too if there is no other.
+        """
+        tried = [outcome(*self.runs(p, self.seeds[:1]), folder) for p in self.of(rule)]
+        if any(one.status == "unfinished" for one in tried):
+            return None
+
+        def merit(one: Outcome) -> tuple[float, ...]:
+            figures = (one.metrics.get(name) for name in (self.select or "mean", "mean"))
+            return tuple(-1.0 if figure is None else float(figure) for figure in figures)
+
+        finished = [one for one in tried if one.status == "finished"]
+        return max(finished, key=merit).run.point if finished else None
+
+    def outcomes(self, folder: Path) -> Iterator[Outcome]:
+        """What came out, of all runs that the sweep asks for so far."""
+        yield from (outcome(run, folder) for run in self.first())
+        for rule in self.rules:
+            yield from (outcome(run, folder) for run in self.then(rule, folder))
+
+    def resolved(self) -> dict[str, Any]:
+        """The sweep as JSON, which :func:`read_sweep` reads back."""
+        rules: dict[str, Any] = {}
+        for point in self.points:
+            entry = {"values": dict(point.values), "config": dict(point.config)}
+            rules.setdefault(point.rule, {"points": []})["points"].append(entry)
+        return {
+            "source": self.source,
+            "base": dict(self.base),
+            "seeds": list(self.seeds),
+            "select": self.select,
+            "rules": rules,
+        }
+
+
+def read_sweep(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Sweep:
+    """Read and check a sweep's file, or the sweep.json of a sweep's folder.
+
+    ======== =====================================================================================
+    base     a configuration of a run, or the name of its file, relative to the sweep's file
+    seeds    whole numbers; [0] unless given
+    select   the figure by which a rule's best point is chosen on the first seed ("mean",
+             "worst10", ...); without it every point is run with every seed
+    rules    label -> sections over those of the base, and ``grid``: dotted key -> list of values
+    ======== =====================================================================================
+
+    Args:
+        path: A YAML or JSON file.
+        overrides: "key=value" or "section.key=value" for the base.
+
+    Raises:
+        OptionError: what is wrong, where, and what is allowed; every point is checked.
+    """
+    source = os.fspath(path)
+    raw = load_file(path)
+    if Path(source).name == "sweep.json":
+        return _saved(raw)
+    if unknown := [key for key in raw if key not in _KEYS]:
+        raise OptionError(f"{source}: no key {unknown[0]!r}; {nearest(str(unknown[0]), _KEYS)}")
+    base = raw.get("base", {})
+    if isinstance(base, str):
+        base = load_file(Path(source).parent / base) if base else {}
+    whole = combine({}, _mapping(base, f"{source}: base"), f"{source}: base")
+    for text in overrides:
+        override(whole, text)
+    seeds = _seeds(source, raw.get("seeds", [0]))
+    select = raw.get("select") or None
+    if select is not None and select not in SELECTABLE:
+        raise OptionError(f"{source}: select: {select!r}; {nearest(str(select), SELECTABLE)}")
+    rules = _mapping(raw.get("rules"), f"{source}: rules")
+    points = [
+        point
+        for label, rule in rules.items()
+        for point in _points(source, str(label), whole, _mapping(rule, f"{source}: {label}"))
+    ]
+    sweep = Sweep(source, whole, seeds, select, tuple(points))
+    _check(sweep)
+    return sweep
+
+
+def outcome(run: SweepRun, folder: Path) -> Outcome:
+    """What the folder of a run in a sweep's folder says."""
+    files = RunFolder(folder / run.folder)
+    about, saved = files.read("run.json") or {}, files.read("checkpoint.json") or {}
+    error = files / ERROR_FILE
+    status: Status = "unfinished"
+    reason = ""
+    if error.is_file():
+        status, reason = "failed", error.read_text("utf-8").strip().splitlines()[-1]
+    elif about.get("status") == "diverged":
+        status, reason = "diverged", str(about.get("diverged"))
+    elif about.get("status") == "finished" and saved.get("round", -1) >= run.config.general.rounds:
+        status = "finished"
+    records = list(read_lines(files / "metrics.jsonl"))
+    kind = what_counts(record["model"] for record in records)
+    last = next((r for r in reversed(records) if r["model"] == kind), {})
+    return Outcome(run, status, reason, last)
+
+
+def _points(
+    source: str, label: str, base: Mapping[str, Any], rule: Mapping[str, Any]
+) -> Iterator[Point]:
+    where = f"{source}: {label}"
+    own = {key: value for key, value in rule.items() if key != "grid"}
+    whole = combine(base, own, where)
+    grid = _mapping(rule.get("grid", {}), f"{where}: grid")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise OptionError(f"{where}: grid: {key} must be a list of values, got {values!r}")
+        if key == "seed":
+            raise OptionError(f"{where}: grid: seeds are given in the key seeds")
+    for values in itertools.product(*grid.values()):
+        config = whole
+        for key, value in zip(grid, values, strict=True):
+            section, dot, option = str(key).partition(".")
+            config = combine(config, {section: {option: value} if dot else value}, where)
+        yield Point(label, dict(zip(grid, map(_text, values), strict=True)), config)
+
+
+def _check(sweep: Sweep) -> None:
+    folders: dict[str, Point] = {}
+    for run in sweep.first():
+        other = folders.setdefault(run.folder.lower(), run.point)
+        if other is not run.point:
+            raise OptionError(
+                f"{sweep.source}: {other.rule} ({other.label}) and {run.point.rule} "
+                f"({run.point.label}) would have the same folder, {run.folder}"
+            )
+    if not folders:
+        raise OptionError(f"{sweep.source}: rules: there is none to run")
+
+
+def _saved(raw: Mapping[str, Any]) -> Sweep:
+    points = [
+        Point(rule, entry["values"], entry["config"])
+        for rule, saved in raw["rules"].items()
+        for entry in saved["points"]
+    ]
+    seeds = tuple(raw["seeds"])
+    return Sweep(raw["source"], raw["base"], seeds, raw["select"], tuple(points))
+
+
+def _read(source: str, rule: str, config: Mapping[str, Any]) -> RunConfig:
+    return read_config(config, source=f"{source}: {rule}")
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if value is None or value == "":
+        return {}
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{where}: expected keys and values, got {value!r}")
+    return value
+
+
+def _seeds(source: str, value: Any) -> tuple[int, ...]:
+    def seed(*, seeds: int) -> None: ...
+
+    listed: Sequence[Any] = value if isinstance(value, list) else [value]
+    seeds = [coerce(seed, {"seeds": one}, owner=source)["seeds"] for one in listed]
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise OptionError(
+            f"{source}: seeds must be different whole numbers, none negative; got {value!r}"
+        )
+    return tuple(seeds)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_text, value))
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {_text(one)}" for key, one in value.items())
+    return str(value)
+
+
+def _short(values: Mapping[str, str]) -> dict[str, str]:
+    """Keys without their section, where that leaves them different."""
+    ends = [key.rpartition(".")[2] for key in values]
+    return {
+        end if ends.count(end) == 1 else key: value
+        for end, (key, value) in zip(ends, values.items(), strict=True)
+    }
+
+
+def _folder(point: Point, seed: int) -> str:
+    """A name that is legal on Windows too, of the values: a longer grid keeps the old folders."""
+    words = [point.rule, *(f"{key}-{value}" for key, value in _short(point.values).items())]
+    return "_".join(_legal(word) for word in (*words, f"seed-{seed}"))
+
+
+def _legal(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-") or "-"
