@@ -12,6 +12,7 @@ import click
 from ..errors import CraftError
 from ._check import check
 from ._fedml import fedml
+from ._flute import flute
 from ._list import list_plugins
 from ._new_adapter import new_adapter
 from ._report import report
@@ -39,6 +40,7 @@ def main() -> None:
 
 main.add_command(list_plugins)
 main.add_command(fedml)
+main.add_command(flute)
 main.add_command(run)
 main.add_command(sweep)
 main.add_command(report)
