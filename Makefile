@@ -24,7 +24,7 @@ HOSTS_READY := $(HOSTS)/.ready
 RIVALS := $(VENV)/.rivals
 FEDML := $(shell $(PYTHON) -c 'import sys; print("fedml,test-fedml," * (sys.version_info < (3, 12)))')
 
-.PHONY: demo test lint types bench wheel clean
+.PHONY: demo test lint types bench docs wheel clean
 
 demo: $(READY)
 ifeq ($(strip $(FEDML)),)
@@ -58,6 +58,24 @@ bench: $(READY) $(RIVALS)
 # Without them the benchmarks run too, and say that they are missing.
 $(RIVALS): $(READY)
 	-$(BIN)/python -m pip install --quiet --editable ".[bench]" && touch $@
+
+# The packages first as they are installed: the pages of the API are read from them there. Nothing is
+# imported, so this environment has what the extra `docs` names and no torch.
+DOCS := .venv-docs
+DOCS_READY := $(DOCS)/.ready
+DOCS_NEEDS := from importlib.metadata import requires; \
+	print(*(r.split(";")[0] for r in requires("craft-adapters") if "docs" in r.split(";")[-1]))
+
+docs: $(DOCS_READY)
+	rm -rf build/docs
+	$(DOCS)/bin/python -c "from setuptools import setup; setup()" -q build_py --build-lib build/docs
+	NO_MKDOCS_2_WARNING=true $(DOCS)/bin/mkdocs build --strict
+
+$(DOCS_READY): pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --no-deps --editable .
+	$(DOCS)/bin/python -m pip install --quiet $$($(DOCS)/bin/python -c '$(DOCS_NEEDS)')
+	touch $@
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
