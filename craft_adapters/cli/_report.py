@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,20 @@ import click
 
 if TYPE_CHECKING:
     from ..simulation import Series
+    from ..simulation._outcomes import Compared
 
 __all__ = ["report"]
 
 _COLUMNS = {"mean": "mean", "worst10": "worst 10 %", "best10": "best 10 %", "std": "std"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A series, or a rule of a sweep of which nothing has finished; what a sweep adds."""
+
+    label: str
+    series: Series | None
+    sweep: Compared | None = None
 
 
 @click.command()
@@ -31,75 +42,127 @@ def report(
     pictures: str | None,
     ending: str,
 ) -> None:
-    """Compare RUNS: run folders, or folders with runs in them. Seeds are put together."""
-    from ..simulation import collect
+    """Compare RUNS: run folders, folders with runs in them, or folders of sweeps.
 
-    series = collect(runs)
-    rows = [_row(one) for one in series]
-    _print(series)
+    Seeds are put together. Of a sweep, each rule is shown at its best point.
+    """
+    rows = _rows(runs)
+    _print(rows)
+    failed = sum(row.sweep.count.get("failed", 0) for row in _once(rows) if row.sweep)
+    if failed:
+        click.echo(f"failed runs: {failed}; their folders hold an error.txt")
     written: list[Path] = []
     if csv_path is not None:
-        written.append(_write(csv_path, _csv(rows)))
+        written.append(_write(csv_path, _csv([_fields(row) for row in rows])))
     if markdown is not None:
-        written.append(_write(markdown, _markdown(series)))
+        written.append(_write(markdown, _markdown(rows)))
     if pictures is not None:
         try:
-            written += draw(series, Path(pictures), ending)
+            written += _draw(rows, Path(pictures), ending)
         except ImportError as error:
             raise click.ClickException(" ".join(str(error).split())) from error
     for path in written:
         click.echo(f"written: {path}")
 
 
-def _row(series: Series) -> dict[str, Any]:
+def _rows(paths: Sequence[str]) -> list[_Row]:
+    from ..simulation import collect
+    from ..simulation._outcomes import compare
+
+    sweeps = [path for path in paths if Path(path, "sweep.json").is_file()]
+    plain = [path for path in paths if path not in sweeps]
+    rows = [_Row(one.label, one) for one in collect(plain)] if plain else []
+    for path in sweeps:
+        prefix = f"{Path(path).resolve().name}: " if len(paths) > 1 else ""
+        for rule in compare(path):
+            for one in rule.series:
+                rows.append(_Row(prefix + rule.rule, one, rule))
+            if not rule.series:
+                rows.append(_Row(prefix + rule.rule, None, rule))
+    return rows
+
+
+def _once(rows: Sequence[_Row]) -> list[_Row]:
+    """One row of each rule: the model that counts, which comes first."""
+    return list({row.label: row for row in reversed(rows)}.values())[::-1]
+
+
+def _fields(row: _Row) -> dict[str, Any]:
     """One line of the CSV file; a figure that is missing is an empty field."""
-    row: dict[str, Any] = {
-        "label": series.label,
-        "rule": series.config["aggregator.name"],
-        "method": series.config["method.name"],
-        "model": series.model,
-        "seeds": len(series.runs),
-        "round": series.last_round,
+    series, sweep = row.series, row.sweep
+    config = {} if series is None else series.config
+    fields: dict[str, Any] = {
+        "label": row.label,
+        "rule": config.get("aggregator.name"),
+        "method": config.get("method.name"),
+        "model": series and series.model,
+        "seeds": 0 if series is None else len(series.runs),
+        "round": series and series.last_round,
     }
     for figure in (*_COLUMNS, "loss", "mean_weighted", "min", "max"):
-        row[figure] = series.last(figure)
-        row[f"{figure}_over_seeds"] = series.spread(figure)
-    return row
+        fields[figure] = series and series.last(figure)
+        fields[f"{figure}_over_seeds"] = series and series.spread(figure)
+    for figure in ("conflicts_before", "aggregate_seconds"):
+        fields[figure] = series and series.per_round(figure)
+    fields["point"] = sweep and sweep.best and sweep.best.label
+    fields["points"] = sweep and sweep.points
+    for status in ("finished", "diverged", "failed", "unfinished"):
+        fields[status] = sweep and sweep.count.get(status, 0)
+    return fields
 
 
-def _cell(series: Series, figure: str) -> str:
-    value, spread = series.last(figure), series.spread(figure)
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if spread is None else f"{value:.3f} ± {spread:.3f}"
+def _table(rows: Sequence[_Row]) -> tuple[list[str], list[list[str]]]:
+    head = ["run", "model", "seeds", "round", *_COLUMNS.values(), "conflicts", "s / aggregate"]
+    if any(row.sweep for row in rows):
+        head += ["best point", "points", "diverged"]
+    return head, [_cells(row)[: len(head)] for row in rows]
 
 
-def _table(series: Sequence[Series]) -> tuple[list[str], list[list[str]]]:
-    head = ["run", "seeds", "round", *_COLUMNS.values()]
-    return head, [
-        [
-            one.label,
-            str(len(one.runs)),
-            str(one.last_round),
-            *(_cell(one, figure) for figure in _COLUMNS),
+def _cells(row: _Row) -> list[str]:
+    series, sweep = row.series, row.sweep
+    if series is None:
+        cells = [row.label, "-", "0", "-", *["-"] * (len(_COLUMNS) + 2)]
+    else:
+        cells = [
+            row.label,
+            series.model,
+            str(len(series.runs)),
+            str(series.last_round),
+            *(_figure(series, figure) for figure in _COLUMNS),
+            _number(series.per_round("conflicts_before"), ".0f"),
+            _number(series.per_round("aggregate_seconds"), ".3g"),
         ]
-        for one in series
-    ]
+    if sweep is None:
+        return [*cells, "", "", ""]
+    point = "-" if sweep.best is None else sweep.best.label
+    return [*cells, point, str(sweep.points), str(sweep.count.get("diverged", 0))]
 
 
-def _print(series: Sequence[Series]) -> None:
+def _figure(series: Series, figure: str) -> str:
+    value, spread = series.last(figure), series.spread(figure)
+    return _number(value, ".3f") + ("" if spread is None else f" ± {spread:.3f}")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _print(rows: Sequence[_Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    head, rows = _table(series)
+    head, lines = _table(rows)
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:  # a pipe or a file: no line is broken
         console = Console(markup=False, highlight=False, width=10_000)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(head):
-        table.add_column(name, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
+    for name in head:
+        text = name in ("run", "best point")
+        table.add_column(
+            name, justify="left" if text else "right", no_wrap=not text, overflow="fold"
+        )
+    for line in lines:
+        table.add_row(*line)
     console.print(table)
 
 
@@ -111,9 +174,9 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _markdown(series: Sequence[Series]) -> str:
-    head, rows = _table(series)
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def _markdown(rows: Sequence[_Row]) -> str:
+    head, cells = _table(rows)
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *cells]
     escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
@@ -125,27 +188,37 @@ def _write(path: str, text: str) -> Path:
     return file
 
 
-def draw(series: Sequence[Series], folder: Path, ending: str = "png") -> list[Path]:
-    """Draw what there is to draw of these series; returns the files."""
+def _draw(rows: Sequence[_Row], folder: Path, ending: str) -> list[Path]:
+    """Draw what there is to draw; returns the files. Of a sweep, the model that counts."""
     from .. import plots
 
     def file(name: str) -> Path:
         return folder / f"{name}.{ending}"
 
+    compared = _once([row for row in rows if row.sweep]) + [row for row in rows if not row.sweep]
+    shown = {row.label: row.series for row in compared if row.series is not None}
+    if not shown:
+        raise click.ClickException("nothing has finished yet that could be drawn")
     figures = {"mean": "mean", "best 10 %": "best10", "worst 10 %": "worst10"}
-    before = {"initial model": series[0].clients(first=True)}
+    before = {"initial model": next(iter(shown.values())).clients(first=True)}
     written = [
-        plots.accuracy_over_rounds({s.label: _curves(s) for s in series}, file("accuracy")),
-        plots.client_histogram(before | {s.label: s.clients() for s in series}, file("clients")),
+        plots.accuracy_over_rounds({k: _curves(s) for k, s in shown.items()}, file("accuracy")),
+        plots.client_histogram(
+            before | {k: s.clients() for k, s in shown.items()}, file("clients")
+        ),
         plots.radar(
-            {s.label: {name: s.last(key) for name, key in figures.items()} for s in series},
+            {
+                label: {name: s.last(key) for name, key in figures.items()}
+                for label, s in shown.items()
+            },
             file("radar"),
         ),
-        plots.std_bars(_by_model(series), file("std")),
+        plots.std_bars(_by_model(shown), file("std")),
     ]
-    if conflicts := {s.label: c for s in series if s.model == "global" and (c := s.conflicts())}:
+    # The rule sees the shared model's updates, whatever model counts.
+    if conflicts := {label: c for label, s in shown.items() if (c := s.conflicts())}:
         written.append(plots.conflicts_per_layer(conflicts, file("conflicts")))
-    for number, (label, grid) in enumerate(_grids(series).items()):
+    for number, (label, grid) in enumerate(_grids(rows).items()):
         path = file(f"grid-{number}")
         written.append(plots.heat_map(grid, path, title=label))
     return written
@@ -160,26 +233,30 @@ def _curves(series: Series) -> dict[str, Any]:
     return curves
 
 
-def _by_model(series: Sequence[Series]) -> dict[str, dict[str, float | None]]:
+def _by_model(shown: Mapping[str, Series]) -> dict[str, dict[str, float | None]]:
     """Rule -> (model of its config -> std): runs of one rule at several depths come together."""
-    models = {s.config["model.name"] for s in series}
+    models = {s.config["model.name"] for s in shown.values()}
     bars: dict[str, dict[str, float | None]] = {}
-    for s in series:
+    for label, s in shown.items():
         model = str(s.config["model.name"])
-        label = s.label
         if len(models) > 1:
-            for text in (f", name {model}", f"name {model}, ", f" (name {model})"):
+            for text in (f", name {model}", f"name {model}, ", f" (name {model})", f" {model}"):
                 label = label.replace(text, "")
         bars.setdefault(label, {})[model] = s.last("std")
     return bars
 
 
-def _grids(series: Sequence[Series]) -> dict[str, dict[tuple[float, float], float | None]]:
-    """Rule and kind of model -> mean accuracy over (server lr, client lr), where both vary."""
+def _grids(rows: Sequence[_Row]) -> dict[str, dict[tuple[float, float], float | None]]:
+    """Title -> a figure over (server lr, client lr), where it is known at several."""
     grids: dict[str, dict[tuple[float, float], float | None]] = {}
-    for s in series:
-        server, client = s.config.get("aggregator.server_lr"), s.config["training.lr"]
-        if isinstance(server, int | float):
-            label = f"{s.config['method.name']}, {s.config['aggregator.name']}, {s.model}"
-            grids.setdefault(label, {})[float(server), float(client)] = s.last("mean")
-    return {label: grid for label, grid in grids.items() if len(grid) > 1}
+    for row in rows:
+        if row.sweep is not None:
+            title = f"{row.label}: {_COLUMNS.get(row.sweep.figure, row.sweep.figure)}"
+            grids[title] = dict(row.sweep.grid)
+        elif row.series is not None:
+            s = row.series
+            server, client = s.config.get("aggregator.server_lr"), s.config["training.lr"]
+            if isinstance(server, int | float):
+                title = f"{s.config['method.name']}, {s.config['aggregator.name']}, {s.model}"
+                grids.setdefault(title, {})[float(server), float(client)] = s.last("mean")
+    return {title: grid for title, grid in grids.items() if len(grid) > 1}

@@ -14,7 +14,8 @@ import click
 from ._figures import figures
 
 if TYPE_CHECKING:
-    from ..simulation._sweep import Outcome, Sweep, SweepRun
+    from ..simulation._outcomes import Outcome
+    from ..simulation._sweep import Sweep, SweepRun
     from ..simulation._workers import Event
 
 __all__ = ["sweep"]
@@ -47,6 +48,7 @@ def sweep(
     over stay as they are, others go on where their last checkpoint is, and failed ones are tried
     again. ``craft-adapters report FOLDER`` compares the rules.
     """
+    from ..simulation._outcomes import outcomes
     from ..simulation._sweep import read_sweep
     from ..simulation._workers import cores
 
@@ -63,9 +65,9 @@ def sweep(
             f"stopped; the same command goes on with what is in {folder}"
         ) from None
     finally:
-        outcomes = list(plan.outcomes(folder))
-        _write_results(folder / "results.csv", plan, folder, outcomes)
-    _conclude(outcomes, folder, quiet)
+        found = list(outcomes(plan, folder))
+        _write_results(folder / "results.csv", plan, folder, found)
+    _conclude(found, folder, quiet)
 
 
 def _begin(plan: Sweep, folder: Path) -> None:
@@ -78,7 +80,7 @@ def _begin(plan: Sweep, folder: Path) -> None:
 
 
 def _play(plan: Sweep, folder: Path, jobs: int, quiet: bool) -> None:
-    from ..simulation._sweep import outcome
+    from ..simulation._outcomes import outcome, then
     from ..simulation._workers import play
 
     waiting: deque[SweepRun] = deque()
@@ -95,7 +97,7 @@ def _play(plan: Sweep, folder: Path, jobs: int, quiet: bool) -> None:
         left[rule] = add([run for run in first if run.point.rule == rule])
     for rule in plan.rules:
         if not left[rule]:
-            add(plan.then(rule, folder))
+            add(then(plan, rule, folder))
     later = len(plan.rules) * (len(plan.seeds) - 1) if plan.select else 0
     with _display(len(first) + later, quiet) as display:
         over = len(first) - sum(left.values())
@@ -105,7 +107,7 @@ def _play(plan: Sweep, folder: Path, jobs: int, quiet: bool) -> None:
                 rule = event.run.point.rule
                 left[rule] -= 1
                 if left[rule] == 0:
-                    add(plan.then(rule, folder))
+                    add(then(plan, rule, folder))
                 display.over(outcome(event.run, folder), over)
             else:
                 display.round(event)
@@ -116,8 +118,10 @@ _FIGURES = ("mean", "worst10", "best10", "std", "mean_weighted", "min", "max", "
 
 def _write_results(path: Path, plan: Sweep, folder: Path, outcomes: Sequence[Outcome]) -> None:
     """A line per run. A value of the grid that a rule does not have is an empty field."""
+    from ..simulation._outcomes import best
+
     keys = list(dict.fromkeys(key for point in plan.points for key in point.values))
-    chosen = [plan.best(rule, folder) for rule in plan.rules] if plan.select else plan.points
+    chosen = [best(plan, rule, folder) for rule in plan.rules] if plan.select else plan.points
 
     def row(one: Outcome) -> dict[str, Any]:
         point = one.run.point
@@ -152,7 +156,7 @@ def _conclude(outcomes: Sequence[Outcome], folder: Path, quiet: bool) -> None:
     if failed:
         listed = "".join(f"\n  {folder / one.run.folder}: {one.reason}" for one in failed)
         raise click.ClickException(
-            f"{len(failed)} runs failed (error.txt in their folders says how):{listed}"
+            f"{len(failed)} of {len(outcomes)} runs failed (their error.txt says how):{listed}"
         )
 
 

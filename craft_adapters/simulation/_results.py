@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import OptionError
 from ._folder import RunFolder, flat, read_lines
 
-__all__ = ["SELECTABLE", "Series", "collect", "find_runs", "what_counts"]
+__all__ = ["SELECTABLE", "Series", "collect", "find_runs", "gather", "what_counts"]
 
 SELECTABLE = ("mean", "worst10", "best10", "mean_weighted", "min")
 """Figures of which more is better."""
@@ -33,7 +33,7 @@ class Series:
     """Runs that differ in their seed only, and one kind of model in them.
 
     Attributes:
-        label: What it is called: rule, method, and what else differs between series.
+        label: What it is called: a rule's label, or rule, method, and what else differs.
         model: "global" or "personal".
         config: Option -> value, sections and options joined by a dot.
         runs: Per run the records of metrics.jsonl of this kind of model.
@@ -59,6 +59,12 @@ class Series:
         """Sample standard deviation over the seeds at :attr:`last_round`; None for one seed."""
         values = self._values(figure, self.last_round)
         return statistics.stdev(values) if len(values) > 1 else None
+
+    def per_round(self, figure: str) -> float | None:
+        """Median of a figure of rounds.jsonl, over the rounds of all seeds; None without any."""
+        found = (record.get(figure) for run in self.rounds for record in run)
+        values = [value for value in found if value is not None]
+        return statistics.median(values) if values else None
 
     def curve(self, figure: str) -> tuple[list[int], list[float | None], list[list[float | None]]]:
         """Rounds, means over the seeds, and (lowest, highest)."""
@@ -124,21 +130,33 @@ def collect(paths: Iterable[str | os.PathLike[str]]) -> list[Series]:
         same = {key: value for key, value in folder.config.items() if key not in _SEEDS}
         groups.setdefault(repr(sorted(same.items())), []).append(folder)
     labels = _labels([members[0].config for members in groups.values()])
-    series = []
-    for label, members in zip(labels, groups.values(), strict=True):
-        kinds = dict.fromkeys(record["model"] for record in members[0].metrics)
-        for model in kinds:
-            runs = (tuple(r for r in m.metrics if r["model"] == model) for m in members)
-            series.append(
-                Series(
-                    label=label if len(kinds) == 1 else f"{label}, {model}",
-                    model=model,
-                    config=members[0].config,
-                    runs=tuple(run for run in runs if run),
-                    rounds=tuple(tuple(m.rounds) for m in members),
-                )
+    return [
+        one
+        for label, members in zip(labels, groups.values(), strict=True)
+        for one in _series(label, members)
+    ]
+
+
+def gather(label: str, paths: Iterable[str | os.PathLike[str]]) -> list[Series]:
+    """The series of these run folders, which differ in their seed only: one per kind of model."""
+    return _series(label, [_read(Path(path)) for path in paths])
+
+
+def _series(label: str, members: Sequence[_Folder]) -> list[Series]:
+    made = []
+    kinds = dict.fromkeys(record["model"] for record in members[0].metrics)
+    for model in kinds:
+        runs = (tuple(r for r in m.metrics if r["model"] == model) for m in members)
+        made.append(
+            Series(
+                label=label if len(kinds) == 1 else f"{label}, {model}",
+                model=model,
+                config=members[0].config,
+                runs=tuple(run for run in runs if run),
+                rounds=tuple(tuple(m.rounds) for m in members),
             )
-    return series
+        )
+    return made
 
 
 def what_counts(kinds: Iterable[str]) -> str:

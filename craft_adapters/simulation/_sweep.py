@@ -1,4 +1,4 @@
-"""A grid of runs: what is to be run, what came out, and which point of a grid is the best."""
+"""A grid of runs, read from a file."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from .._options import coerce
 from ..errors import OptionError, nearest
 from ._config import RunConfig, combine, load_file, override, read_config
-from ._folder import RunFolder, read_lines
-from ._results import SELECTABLE, what_counts
+from ._results import SELECTABLE
 
-__all__ = ["Outcome", "Point", "Status", "Sweep", "SweepRun", "outcome", "read_sweep"]
+__all__ = ["Point", "Sweep", "SweepRun", "read_sweep"]
 
-Status = Literal["finished", "diverged", "failed", "unfinished"]
-ERROR_FILE = "error.txt"
 _KEYS = ("base", "seeds", "select", "rules")
 
 
@@ -51,29 +48,6 @@ class SweepRun:
     seed: int
     config: RunConfig
     folder: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run's folder says.
-
-    Attributes:
-        run: The run.
-        status: "failed" has an error.txt; "unfinished" is running, was stopped, or not begun.
-        reason: Why it diverged or failed; empty otherwise.
-        metrics: The last evaluation of the model that counts: the personal one where there is one.
-        round: Number of rounds of that evaluation.
-    """
-
-    run: SweepRun
-    status: Status
-    reason: str
-    metrics: Mapping[str, Any]
-
-    @property
-    def round(self) -> int | None:
-        """Number of rounds at the evaluation; None before the first."""
-        return self.metrics.get("round")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,36 +89,12 @@ class Sweep:
 
     def first(self) -> tuple[SweepRun, ...]:
         """What is run in any case: every point, with the first seed or with all."""
-        seeds = self.seeds[:1] if self.select else self.seeds
-        return tuple(run for point in self.points for run in self.runs(point, seeds))
+        return tuple(r for point in self.points for r in self.runs(point, self.seeds_of_first))
 
-    def then(self, rule: str, folder: Path) -> tuple[SweepRun, ...]:
-        """What is run once the first runs of a rule are over: its best point, other seeds."""
-        best = self.best(rule, folder) if self.select else None
-        return self.runs(best, self.seeds[1:]) if best is not None else ()
-
-    def best(self, rule: str, folder: Path) -> Point | None:
-        """The best point of a rule on the first seed; None before all of them are over.
-
-        Of equals, the one with the higher mean, and then the first. Runs that diverged or failed
-        are no candidates; None too if there is no other.
-        """
-        tried = [outcome(*self.runs(p, self.seeds[:1]), folder) for p in self.of(rule)]
-        if any(one.status == "unfinished" for one in tried):
-            return None
-
-        def merit(one: Outcome) -> tuple[float, ...]:
-            figures = (one.metrics.get(name) for name in (self.select or "mean", "mean"))
-            return tuple(-1.0 if figure is None else float(figure) for figure in figures)
-
-        finished = [one for one in tried if one.status == "finished"]
-        return max(finished, key=merit).run.point if finished else None
-
-    def outcomes(self, folder: Path) -> Iterator[Outcome]:
-        """What came out, of all runs that the sweep asks for so far."""
-        yield from (outcome(run, folder) for run in self.first())
-        for rule in self.rules:
-            yield from (outcome(run, folder) for run in self.then(rule, folder))
+    @property
+    def seeds_of_first(self) -> tuple[int, ...]:
+        """The seeds that every point is run with."""
+        return self.seeds[:1] if self.select else self.seeds
 
     def resolved(self) -> dict[str, Any]:
         """The sweep as JSON, which :func:`read_sweep` reads back."""
@@ -204,25 +154,6 @@ def read_sweep(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> S
     sweep = Sweep(source, whole, seeds, select, tuple(points))
     _check(sweep)
     return sweep
-
-
-def outcome(run: SweepRun, folder: Path) -> Outcome:
-    """What the folder of a run in a sweep's folder says."""
-    files = RunFolder(folder / run.folder)
-    about, saved = files.read("run.json") or {}, files.read("checkpoint.json") or {}
-    error = files / ERROR_FILE
-    status: Status = "unfinished"
-    reason = ""
-    if error.is_file():
-        status, reason = "failed", error.read_text("utf-8").strip().splitlines()[-1]
-    elif about.get("status") == "diverged":
-        status, reason = "diverged", str(about.get("diverged"))
-    elif about.get("status") == "finished" and saved.get("round", -1) >= run.config.general.rounds:
-        status = "finished"
-    records = list(read_lines(files / "metrics.jsonl"))
-    kind = what_counts(record["model"] for record in records)
-    last = next((r for r in reversed(records) if r["model"] == kind), {})
-    return Outcome(run, status, reason, last)
 
 
 def _points(

@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from ._outcomes import ERROR_FILE
 from ._run import Run
-from ._sweep import ERROR_FILE, SweepRun
+from ._sweep import SweepRun
 
 __all__ = ["Event", "cores", "play"]
 

@@ -153,7 +153,7 @@ def test_a_report_in_every_form(tmp_path: Path) -> None:
     done = call("report", runs, *forms, "svg")
     assert done.exit_code == 0, done.output
     head, *lines = done.output.splitlines()
-    assert head.split()[:3] == ["run", "seeds", "round"]
+    assert head.split()[:4] == ["run", "model", "seeds", "round"]
     assert lines[0].startswith("craft (server_lr 0.1) ")
     assert " ± " in lines[2], "two seeds"
     with (out / "r.csv").open(newline="") as file:
@@ -161,7 +161,7 @@ def test_a_report_in_every_form(tmp_path: Path) -> None:
     assert [row["label"] for row in rows][2] == "fedavg"
     assert float(rows[2]["mean"]) > 0
     assert rows[0]["mean_over_seeds"] == "", "a missing figure is an empty field"
-    assert (out / "r.md").read_text().splitlines()[1] == f"| --- |{' ---: |' * 6}"
+    assert (out / "r.md").read_text().splitlines()[1] == f"| --- |{' ---: |' * 9}"
     pictures = sorted(path.name for path in out.glob("*.svg"))
     assert pictures == [
         f"{name}.svg" for name in ("accuracy", "clients", "conflicts", "grid-0", "radar", "std")
@@ -173,7 +173,7 @@ def test_a_report_while_the_run_goes_on(tmp_path: Path) -> None:
     next(iterator)
     done = call("report", tmp_path)
     assert done.exit_code == 0
-    assert done.output.splitlines()[1].split()[:3] == ["fedavg", "1", "0"]
+    assert done.output.splitlines()[1].split()[:4] == ["fedavg", "global", "1", "0"]
 
 
 def test_a_report_of_nothing(tmp_path: Path) -> None:
