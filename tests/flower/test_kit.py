@@ -1,17 +1,20 @@
-"""The conformance kit over a wrapped Flower strategy."""
+"""The conformance kit over wrapped strategies of Flower's two APIs."""
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
-from craft_adapters.testing import AdapterTests
+from craft_adapters.testing import AdapterTests, Harness
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("flwr") is None, reason="Flower is not installed (extra flower)"
-)
+pytest.importorskip("flwr", reason="Flower is not installed (extra flower)")
+
+from craft_adapters.flower._harness import LegacyHarness
 
 
 class TestFlower(AdapterTests):
     adapter = "flower"
+
+
+class TestLegacy(AdapterTests):
+    adapter = "flower"
+    harness: Harness = LegacyHarness()
