@@ -384,7 +384,12 @@ def test_damaged_files_are_refused(
         {"lengths": 1.0},
         {"round": "3"},
         {"round": 3.5},
+        {"round": -1},
+        {"round": True},
         {"agreeing": None},
+        {"agreeing": -1},
+        {"agreeing": False},
+        {"lengths": {"conv": True}},
         {"surprise": 1},
     ],
 )

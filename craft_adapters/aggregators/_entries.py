@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -12,7 +13,15 @@ from torch import Tensor
 from .._contract import ClientId
 from ..errors import CheckpointError
 
-__all__ = ["client_of", "cloned", "key_of", "read_count", "read_entries", "read_round"]
+__all__ = [
+    "client_of",
+    "cloned",
+    "key_of",
+    "read_count",
+    "read_entries",
+    "read_numbers",
+    "read_round",
+]
 
 
 def cloned(entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -59,6 +68,18 @@ def read_count(rule: str, state: Mapping[str, Any], key: str) -> int:
             f"not a state of rule {rule!r}: {key} must be a whole number, got {number!r}"
         )
     return number
+
+
+def read_numbers(rule: str, state: Mapping[str, Any], key: str) -> dict[str, float]:
+    """The finite numbers >= 0 of a state under a key, by name; none if the key is missing."""
+    table = state.get(key, {})
+    if not isinstance(table, Mapping) or not all(
+        isinstance(value, float) and 0 <= value < math.inf for value in table.values()
+    ):
+        raise CheckpointError(
+            f"not a state of rule {rule!r}: {key} must hold finite numbers >= 0, got {table!r}"
+        )
+    return dict(table)
 
 
 def read_entries(

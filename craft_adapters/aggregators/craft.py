@@ -12,10 +12,11 @@ from torch import Tensor
 
 from .._contract import ClientUpdate, State
 from .._layout import Granularity
-from ..errors import CheckpointError, OptionError
+from ..errors import OptionError
 from ..plugins import hookimpl
 from ..projection import Cosines, Solution, solve
 from ._common import EPS64, NOISE, Common, cutoff, shows_common_options
+from ._entries import cloned, read_count, read_entries, read_numbers, read_round
 from ._gram_rule import Combination, GramRule, Grams
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class Craft(GramRule):
         """Round counter, reference per entry, step length per group."""
         return {
             "round": self._round,
-            "reference": {name: tensor.clone() for name, tensor in self._reference.items()},
+            "reference": cloned(self._reference),
             "lengths": dict(self._lengths),
             "agreeing": self._agreeing,
         }
@@ -222,29 +223,13 @@ class Craft(GramRule):
 
         ``reference`` alone is enough: an entry -> tensor mapping of the previous step.
         """
-        known = {"round", "reference", "lengths", "agreeing"}
-        if foreign := sorted(set(state) - known):
-            raise CheckpointError(f"not a state of rule 'craft': unknown keys {foreign}")
-        reference, lengths = state.get("reference") or {}, state.get("lengths") or {}
-        counters = [state.get("round", 0), state.get("agreeing", 0)]
-        if (
-            not isinstance(reference, Mapping)
-            or not all(isinstance(v, Tensor) and v.is_floating_point() for v in reference.values())
-            or not isinstance(lengths, Mapping)
-            or not all(isinstance(v, float) and 0 <= v < math.inf for v in lengths.values())
-            or not all(isinstance(v, int) for v in counters)
-        ):
-            raise CheckpointError("not a state of rule 'craft': wrong types or values")
-        tensors = {name: value.detach().reshape(-1) for name, value in reference.items()}
-        for name, value in tensors.items():
-            if not bool(torch.isfinite(value).all()):
-                raise CheckpointError(f"reference {name!r} holds NaN or infinity")
-            shape = self._reference.get(name, value).shape
-            if (self._reference and name not in self._reference) or shape != value.shape:
-                raise CheckpointError(f"reference {name!r} is of another model than the one seen")
-        self._reference = {n: v.to(self.device, copy=True) for n, v in tensors.items()}
-        self._lengths = dict(lengths)
-        self._round, self._agreeing = counters
+        number = read_round(self.name, state, {"round", "reference", "lengths", "agreeing"})
+        agreeing = read_count(self.name, state, "agreeing")
+        lengths = read_numbers(self.name, state, "lengths")
+        self._reference = read_entries(
+            self.name, state, "reference", self._reference, device=self.device
+        )
+        self._round, self._agreeing, self._lengths = number, agreeing, lengths
 
     def _shares(self, grams: Grams, active: Tensor) -> Tensor:
         """Rho (q, m): one number per client, renormalised over each group's active clients."""

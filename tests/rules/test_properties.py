@@ -171,8 +171,7 @@ def test_a_restart_gives_the_same_bits(
         theta, other = first.state, second.state
 
 
-# CRAFT's are in tests/test_state.py.
-@pytest.mark.parametrize("label", [label for label in RULES if not label.startswith("craft")])
+@each_rule
 def test_states_that_are_no_state_are_refused(
     label: str, device: torch.device, tmp_path: Path
 ) -> None:
