@@ -16,8 +16,10 @@ from ..errors import OptionError
 from ..plugins import hookimpl
 from ..projection import Cosines, Solution, solve
 from ._common import EPS64, NOISE, Common, cutoff, shows_common_options
+from ._convex import nonnegative, require
 from ._entries import cloned, read_count, read_entries, read_numbers, read_round
 from ._gram_rule import Combination, GramRule, Grams
+from ._requirements import losses
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -25,11 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["AgreementWarning", "Craft"]
 
 Reference = Literal["previous", "zero", "ema"]
-Targets = Literal["examples", "uniform", "sqrt"] | Callable[[Sequence[ClientUpdate]], Any]
-Scale = Literal["unit", "client_norm", "steady"]
+Targets = Literal["examples", "uniform", "sqrt", "loss"] | Callable[[Sequence[ClientUpdate]], Any]
+Constraint = Literal["equal", "at_least"]
+Scale = Literal["unit", "client_norm", "mean", "steady"]
 
 # A remembered direction shorter than this is no direction: steps have about unit length.
 _NO_REFERENCE = 1e-12
+# targets="loss": a client counts for this much of the mean one at least, and at most.
+_LEAST, _MOST = 0.5, 2.0
+# constraint="at_least": what is added to the cosine matrix, whose diagonal is one, to find out whom
+# the constraint binds. It only has to be small: the step is solved for without it.
+_RIDGE = 1e-10
 # "steady": the step length follows the clients' by a tenth a round, and grows by 2 % at most.
 _FOLLOW, _GROW = 0.1, 1.02
 # The clients agree far more than the targets let the step follow: one direction could have this
@@ -64,23 +72,30 @@ class Craft(GramRule):
             None takes that value.
         norm_threshold: A client whose update of a group is shorter is inactive there.
         reference: ``"previous"`` (the paper), ``"zero"`` (none; with uniform targets the direction
-            is ConFIG's), ``"ema"`` (moving average of past directions).
+            is ConFIG's), ``"ema"``: r = a / |a|, with a <- beta a + (1 - beta) g / |g| after each
+            round and a = 0 before the first. Directions are averaged, not steps, so that a long
+            step does not outweigh the others; r has length 1 as ``"previous"`` has.
         beta: Weight of the past in ``reference="ema"``, 0 <= beta < 1.
         targets: rho: ``"examples"`` (the paper), ``"uniform"``, ``"sqrt"`` (of the number of
-            examples), or a function from the list of ClientUpdate to as many positive numbers;
-            renormalised over the active clients.
+            examples), ``"loss"`` (of the broadcast model, over the mean of the round's clients,
+            kept between 1/2 and 2; needs ``ClientUpdate.loss`` >= 0), or a function from the list
+            of ClientUpdate to as many positive numbers; renormalised over the active clients.
+        constraint: ``"equal"`` (the paper). ``"at_least"``: U g >= rho, so that a reference that
+            satisfies it is kept as it is. Needs scipy: the extra ``rules``.
         client_length: None: targets are rho (the paper). A number L: they are rho times the
             factor that gives the clients' own part U^+ rho the length L against the reference's 1.
             All inner products stay positive, and |g| <= sqrt(1 + L^2) however nearly parallel the
             clients are. 1 is balanced, and right where clients agree.
         scale: ``"unit"``: the model moves by server_lr g (the paper). ``"client_norm"``: by
-            server_lr times sum_i rho_i |g_i| along g. ``"steady"``: by server_lr times a length
-            that follows the median of the clients' norms slowly.
+            server_lr times sum_i rho_i |g_i| along g. ``"mean"``: by server_lr times the length
+            of sum_i rho_i g_i. ``"steady"``: by server_lr times a length that follows the median
+            of the clients' norms slowly.
         granularity: As for the other options, see :class:`GramRule`.
         **common: ``layout``, ``on_nonfinite``, ...: see :class:`GramRule`.
 
     Raises:
         OptionError: an option has a value that it does not take.
+        ImportError: scipy is missing.
 
     Differences from the published code: buffers are averaged, never projected; one active client
     is treated by the same formula; the pseudo-inverse's cut-off does not grow with the width.
@@ -109,6 +124,7 @@ class Craft(GramRule):
         reference: Reference = "previous",
         beta: float = 0.9,
         targets: Targets = "examples",
+        constraint: Constraint = "equal",
         client_length: float | None = None,
         scale: Scale = "unit",
         granularity: Granularity = "layer",
@@ -121,9 +137,12 @@ class Craft(GramRule):
         _require(0 <= norm_threshold < math.inf, "norm_threshold", norm_threshold, "a number >= 0")
         _require(reference in get_args(Reference), "reference", reference, str(get_args(Reference)))
         _require(0 <= beta < 1, "beta", beta, "a number in [0, 1)")
-        names = ("examples", "uniform", "sqrt")
+        names = ("examples", "uniform", "sqrt", "loss")
         _require(
             callable(targets) or targets in names, "targets", targets, f"{names} or a function"
+        )
+        _require(
+            constraint in get_args(Constraint), "constraint", constraint, str(get_args(Constraint))
         )
         _require(scale in get_args(Scale), "scale", scale, str(get_args(Scale)))
         _require(
@@ -132,11 +151,16 @@ class Craft(GramRule):
             client_length,
             "None or a number > 0",
         )
+        if constraint == "at_least":
+            require("scipy")
+        if targets == "loss":
+            self.requires = frozenset({"loss"})  # type: ignore[misc]  # of this object only
         self.server_lr = server_lr
         self.norm_threshold = norm_threshold
         self.reference = reference
         self.beta = beta
         self.targets = targets
+        self.constraint = constraint
         self.client_length = client_length
         self.scale = scale
         self._reference: dict[str, Tensor] = {}
@@ -158,10 +182,12 @@ class Craft(GramRule):
 
         before = grams.memory_products * inverse * reference.unsqueeze(-1)  # U r
         shares = self._shares(grams, active)
+        cosines = Cosines(grams.products, inverse)
+        rtol = cutoff(grams)
         solution = solve(
-            Cosines(grams.products, inverse),
+            cosines,
             torch.stack([shares, before, active.to(torch.float64)], dim=-1),
-            rtol=cutoff(grams),
+            rtol=rtol,
         )
         toward_targets, toward_reference, toward_all = solution.x.unbind(-1)
         # |U^+ rho|^2, and the largest cosine that one direction has with all: 1/|U^+ 1|.
@@ -174,6 +200,9 @@ class Craft(GramRule):
             factor = torch.where(cancels, 0.0, self.client_length * length2.rsqrt())
         targets = factor.unsqueeze(-1) * shares
         coefficients = factor.unsqueeze(-1) * toward_targets - toward_reference
+        if self.constraint == "at_least":
+            coefficients, slack = _at_least(cosines, targets - before, rtol)
+            targets = targets + slack
 
         idle = count == 0  # the paper's rule: this group is averaged
         nan = torch.full_like(length2, torch.nan)
@@ -239,6 +268,8 @@ class Craft(GramRule):
             raw = grams.shares.sqrt()
         elif self.targets == "uniform":
             raw = torch.ones_like(grams.shares)
+        elif self.targets == "loss":
+            raw = _lagging(losses(grams.clients, least=0.0))
         else:
             raw = torch.as_tensor(
                 self.targets(list(grams.clients)), dtype=torch.float64, device="cpu"
@@ -257,6 +288,9 @@ class Craft(GramRule):
             return nan
         if self.scale == "client_norm":
             return self.server_lr * (shares * grams.norms).sum(-1)
+        if self.scale == "mean":
+            squares = torch.einsum("qi,qij,qj->q", shares, grams.products, shares)
+            return self.server_lr * squares.clamp(min=0.0).sqrt()
         median = grams.norms.where(active, torch.nan).nanmedian(-1).values
         last = torch.tensor(
             [self._lengths.get(group.name, torch.nan) for group in grams.groups],
@@ -304,6 +338,49 @@ class Craft(GramRule):
                 stacklevel=5,
             )
         return rounds
+
+
+def _lagging(losses: Tensor) -> Tensor:
+    """(m,) Losses over their mean, within bounds.
+
+    >>> _lagging(torch.tensor([1.0, 3.0, 0.0, 12.0]))
+    tensor([0.5000, 0.7500, 0.5000, 2.0000])
+    """
+    mean = losses.mean()
+    if not mean > 0:
+        return torch.ones_like(losses)
+    return (losses / mean).clamp(_LEAST, _MOST)
+
+
+def _at_least(cosines: Cosines, missing: Tensor, rtol: Tensor) -> tuple[Tensor, Tensor]:
+    """The l of g = r + U^T l, the step nearest to r with U g >= t.
+
+    By its dual, l = argmin l . K l / 2 - l . (t - U r) over l >= 0. Where no step satisfies all,
+    the sum of the squares of what is missing is as small as it can be.
+
+    Args:
+        cosines: (q, m, m) K.
+        missing: (q, m) t - U r.
+        rtol: See ``solve``.
+
+    Returns:
+        (q, m) l, and (q, m) how far U g is beyond t.
+    """
+    binding = torch.zeros_like(cosines.active)
+    for q, some in enumerate(cosines.active):
+        if bool((missing[q, some] > 0).any()):
+            (matrix,) = cosines.of(slice(q, q + 1))
+            matrix = matrix[some][:, some] + _RIDGE * torch.eye(
+                int(some.sum()), dtype=torch.float64
+            )
+            binding[q, some] = nonnegative(matrix, missing[q, some]) > 0
+    bound = Cosines(cosines.products, cosines.scale.where(binding, 0.0))
+    weights = solve(bound, missing.unsqueeze(-1), rtol=rtol).x.squeeze(-1)
+    slack = torch.zeros_like(missing)
+    for part in cosines.parts():
+        reached = (cosines.of(part) @ weights[part].unsqueeze(-1)).squeeze(-1)
+        slack[part] = (reached - missing[part]).clamp(min=0.0)
+    return weights, slack
 
 
 def _notes(solution: Solution, count: Tensor) -> dict[int, str]:

@@ -25,6 +25,8 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
         "craft",
         {"targets": "sqrt", "client_length": 1.0, "scale": "steady"},
     ),
+    "craft one-sided": ("craft", {"constraint": "at_least", "scale": "mean"}),
+    "craft by loss": ("craft", {"targets": "loss", "reference": "ema"}),
     "fedadagrad": ("fedadagrad", {}),
     "fedadagrad with momentum": ("fedadagrad", {"beta1": 0.9}),
     "fedadam": ("fedadam", {}),

@@ -458,12 +458,12 @@ def test_the_report_is_about_the_step_that_was_made(
 NEEDY = [
     label
     for label, (name, _) in RULES.items()
-    if name in {"afl", "fedfv", "fedlf", "fednova", "qfedavg"}
+    if name in {"afl", "fedfv", "fedlf", "fednova", "qfedavg"} or label == "craft by loss"
 ]
 
 
 def requires(rule: Aggregator) -> set[str]:
-    return set(type(rule).requires)
+    return set(rule.requires)
 
 
 @each_rule
