@@ -12,6 +12,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+
+from craft_adapters import (
+    CheckpointError,
+    ClientUpdate,
+    IncompatibleUpdate,
+    NoUsableUpdates,
+    OptionError,
+    UnsupportedSetup,
+    get_aggregator,
+)
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, MetaKey, ParamsType
@@ -23,16 +33,6 @@ from nvflare.app_common.aggregators.weighted_aggregation_helper import (
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
-
-from craft_adapters import (
-    CheckpointError,
-    ClientUpdate,
-    IncompatibleUpdate,
-    NoUsableUpdates,
-    OptionError,
-    UnsupportedSetup,
-    get_aggregator,
-)
 
 __all__ = ["CraftAggregator"]
 
@@ -108,12 +108,13 @@ class CraftAggregator(ModelAggregator):  # type: ignore[misc]  # without NVFlare
         if event_type == EventType.START_RUN and self.state_path is not None:
             folder = fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id())
             self._state_file = Path(folder) / self.state_path
-            if self._state_file.exists():
-                try:
+            try:
+                self._state_file.parent.mkdir(parents=True, exist_ok=True)
+                if self._state_file.exists():
                     self.rule.load(self._state_file)
-                except CheckpointError as error:
-                    # NVFlare swallows what an event handler raises.
-                    self.system_panic(str(error), fl_ctx)
+            except (CheckpointError, OSError) as error:
+                # NVFlare swallows what an event handler raises.
+                self.system_panic(str(error), fl_ctx)
         elif event_type == AppEventType.BEFORE_TRAIN_TASK:
             self._sent = FLModelUtils.from_shareable(fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE))
 
@@ -151,9 +152,7 @@ class CraftAggregator(ModelAggregator):  # type: ignore[misc]  # without NVFlare
         received = sorted(self._received, key=_site)
         updates = [self._update(model) for model in received]
         try:
-            result = self.rule.aggregate(
-                _tensors(start), updates, round=self._sent.current_round
-            )
+            result = self.rule.aggregate(_tensors(start), updates, round=self._sent.current_round)
         except NoUsableUpdates as error:
             if self.on_empty_round == "raise":
                 raise
@@ -209,10 +208,11 @@ class _Values(Mapping[str, Any]):
         value = self._params[name]
         if hasattr(value, "materialize"):  # offloaded to disk
             value = value.materialize()
-        if isinstance(value, np.generic):  # what numpy makes of a 0-d array's difference
-            value = np.asarray(value)
-        negated = self._negated and isinstance(value, np.ndarray | torch.Tensor)
-        return -value if negated and value.dtype not in (np.bool_, torch.bool) else value
+        array = isinstance(value, np.ndarray | np.generic | torch.Tensor)
+        if array and self._negated and value.dtype not in (np.bool_, torch.bool):
+            value = -value
+        # What numpy makes of a 0-d array's difference is no array any more.
+        return np.asarray(value) if isinstance(value, np.generic) else value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._params)

@@ -47,17 +47,37 @@ class _Server:
         self.harness = harness
         self.model = self._travelling(state)
         self.number = 0
+        self.reason: str | None = None
+        self.aggregator = aggregator
         engine = SimpleNamespace(
-            fire_event=aggregator.handle_event,
+            fire_event=self._fire_event,
             get_workspace=lambda: SimpleNamespace(get_run_dir=lambda job: str(folder)),
         )
         self.contexts = FLContextManager(engine, identity_name="server", job_id="job")
         self.controller = _controller(aggregator)
         self.controller.start_controller(self.contexts.new_context())
-        aggregator.fire_event(EventType.START_RUN, self.contexts.new_context())
+        self.controller.fire_event(EventType.START_RUN, self.contexts.new_context())
+        self._raise_if_panicked()
+
+    def _fire_event(self, event_type: str, context: Any) -> None:
+        from nvflare.apis.event_type import EventType
+        from nvflare.apis.fl_constant import FLContextKey
+
+        if event_type == EventType.FATAL_SYSTEM_ERROR:  # a panic: NVFlare ends the run
+            self.reason = context.get_prop(FLContextKey.EVENT_DATA)
+        self.aggregator.handle_event(event_type, context)
+
+    def _raise_if_panicked(self) -> None:
+        if self.reason is not None:
+            reason, self.reason = self.reason, None
+            raise RuntimeError(reason)
 
     def round(self, replies: Sequence[ClientUpdate]) -> Mapping[str, Any]:
         """One round of the controller's ``run``."""
+        return self.play([self._reply(reply) for reply in replies])
+
+    def play(self, replies: Sequence[tuple[str, Any]]) -> Mapping[str, Any]:
+        """The same, with NVFlare's own messages: (site, FLModel)."""
         from nvflare.apis.signal import Signal
         from nvflare.app_common.abstract.fl_model import FLModel
         from nvflare.app_common.abstract.model import ModelLearnableKey
@@ -65,12 +85,10 @@ class _Server:
 
         self.controller.model = FLModel(params=dict(self.model))
         self.controller.start_round = self.number
-        self.controller.replies = [self._reply(reply) for reply in replies]
+        self.controller.replies = replies
         context = self.contexts.new_context()
         self.controller.control_flow(Signal(), context)
-        if self.controller.reason is not None:
-            reason, self.controller.reason = self.controller.reason, None
-            raise RuntimeError(reason)
+        self._raise_if_panicked()
         self.number += 1
         self.model = context.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
         return self.model
@@ -115,7 +133,6 @@ def _controller(aggregator: Any) -> Any:
 
     class Answered(FedAvg):  # type: ignore[misc]  # without NVFlare its type is unknown
         replies: Sequence[tuple[str, Any]] = ()
-        reason: str | None = None
 
         def sample_clients(self, num_clients: int | None = None) -> list[str]:
             return [site for site, _ in self.replies]
@@ -133,8 +150,5 @@ def _controller(aggregator: Any) -> Any:
 
         def get_num_standing_tasks(self) -> int:
             return 0
-
-        def panic(self, reason: str) -> None:
-            self.reason = reason
 
     return Answered(num_rounds=1, persistor_id="", save_filename="", aggregator=aggregator)
