@@ -17,6 +17,7 @@ from .._contract import Aggregator
 from .._options import coerce, describe
 from ..errors import CraftError, OptionError, nearest
 from ..plugins import get_adapter, get_plugin_manager
+from ._accord import RATE, agreed
 from ._datasets import Dataset, optional_import
 from ._method import Method
 from ._partition import (
@@ -337,7 +338,8 @@ def read_config(
             raise OptionError(f"{source}: no key {key!r}; {tail}")
     scalars = {key: value for key, value in whole.items() if key not in _SECTIONS}
     general = _checked(source, lambda: _General(**coerce(_General, scalars, owner=source)))
-    sections, names = {}, {}
+    sections: dict[str, dict[str, Any]] = {}
+    names: dict[str, str] = {}
     for section, default in _SECTIONS.items():
         options = dict(whole.get(section, {}))
         names[section] = str(options.pop("name", default)) if default else ""
@@ -347,12 +349,16 @@ def read_config(
             raise OptionError(f"{source}: {section}: {error}") from None
         if section == "method" and "aggregator" in options:
             raise OptionError(f"{source}: method.aggregator: the section aggregator says it")
+        # A rule that wants to know the clients' learning rate: nobody writes it twice.
+        if section == "aggregator" and RATE in (option.name for option in describe(factory)):
+            options.setdefault(RATE, sections["training"].get("lr", LocalTraining().lr))
         sections[section] = coerce(factory, options, owner=source, prefix=f"{section}.")
     read = RunConfig(source, general, sections, names)
     # Values that cannot be, before anything is loaded.
     for section in ("training", "model"):
         read._make(section)
-    read.method()
+    rule = read.method().aggregator
+    read._within("training", lambda: agreed(rule, read.training))
     return read
 
 

@@ -58,7 +58,7 @@ def outcome(run: SweepRun, folder: Path) -> Outcome:
         status = "finished"
     records = list(read_lines(files / "metrics.jsonl"))
     kind = what_counts(record["model"] for record in records)
-    last = next((r for r in reversed(records) if r["model"] == kind), {})
+    last: dict[str, Any] = next((r for r in reversed(records) if r["model"] == kind), {})
     return Outcome(run, status, reason, last)
 
 
@@ -160,6 +160,11 @@ def _compared(sweep: Sweep, rule: str, folder: Path) -> Compared:
         len(sweep.of(rule)),
         Counter(one.status for one in everything),
         tuple(sorted(series, key=lambda one: one.model != counting)),
-        {key: None if None in values else fmean(values) for key, values in grid.items()},
+        {key: _mean(values) for key, values in grid.items()},
         figure,
     )
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None

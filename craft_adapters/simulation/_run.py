@@ -16,6 +16,7 @@ from .._contract import AggregationReport, State
 from ..errors import CheckpointError
 from ..metrics import ClientScores, fairness
 from ..sinks import JsonlSink
+from ._accord import agreed, evaluated, tell_rate
 from ._config import RunConfig
 from ._federation import Federation
 from ._folder import RunFolder
@@ -105,7 +106,8 @@ class Run:
             split = config.split(dataset)
         self.participants = config.participants(len(split.train))
         model = config.model(dataset)
-        training, saved = config.training, self.folder.read("checkpoint.json")
+        training = agreed(self.method.aggregator, config.training)
+        saved = self.folder.read("checkpoint.json")
         if saved is not None and saved.get("engine"):
             training = replace(training, engine=saved["engine"])
         self.federation = Federation(dataset, split, model, training, seed=config.general.seed)
@@ -151,6 +153,7 @@ class Run:
             len(self.federation), self.participants, round=number, seed=general.seed
         )
         clients = surviving_clients(drawn, general.drop_rate, round=number, seed=general.seed)
+        tell_rate(self.method.aggregator, self.federation.training.rate(number))
         result = self.method.round(self.federation, self.state, clients, number)
         if result is not None:
             self.state = result.state
@@ -168,7 +171,8 @@ class Run:
         self.diverged = f"round {self.round}: {how}"
 
     def _evaluate(self, sink: JsonlSink) -> tuple[dict[str, Any], ...]:
-        scores = self.method.evaluate(self.federation, self.state)
+        state = evaluated(self.method.aggregator, self.state)
+        scores = self.method.evaluate(self.federation, state)
         records = tuple(_record(self.round, kind, scored) for kind, scored in scores.items())
         for record in records:
             self._put(sink, record)
