@@ -15,9 +15,9 @@ and the entry script stays as it is, or gets one line:
 - One line anywhere among its imports: ``import craft_adapters.flute.auto``.
 
 The rule's step takes the place of the averaged pseudo-gradient, so FLUTE's server optimizer,
-clipping and learning-rate schedule apply to it. Beside FLUTE's checkpoints, ``craft_state.safetensors``
-holds the rule's state (taken up again with ``resume_from_checkpoint: true``), and
-``craft_report.jsonl`` gets a line a round.
+clipping and learning-rate schedule apply to it. Beside FLUTE's checkpoints lie the rule's state,
+``craft_state.safetensors`` (taken up again with ``resume_from_checkpoint: true``), and
+``craft_report.jsonl``, which gets a line a round.
 
 Only parameters travel in FLUTE: BatchNorm statistics never leave its workers, and no rule sees
 them. FLUTE itself is imported by these functions, never by importing this package.

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from craft_adapters import ClientUpdate
-from craft_adapters.testing import Harness
+from craft_adapters.testing import Harness, Server
 
 from ._config import CLIENT_ID
 from ._strategy import craft_strategy
@@ -56,7 +56,7 @@ class StandInHarness(Harness):
         "result": _ROUNDED,
     }
 
-    def start(self, rule: str, model: nn.Module, folder: Path) -> _StandInServer:
+    def start(self, rule: str, model: nn.Module, folder: Path) -> Server:
         """A server without a checkpoint of its own: the kit gives the model after a restart."""
         return _StandInServer(_config(rule), model, folder)
 
@@ -78,7 +78,7 @@ class CheckoutHarness(StandInHarness):
         sys.path.insert(0, os.fspath(home.resolve()))
         install()
 
-    def start(self, rule: str, model: nn.Module, folder: Path) -> _CheckoutServer:
+    def start(self, rule: str, model: nn.Module, folder: Path) -> Server:
         """An ``OptimizationServer`` without data."""
         return _CheckoutServer(_config(rule), model, folder)
 

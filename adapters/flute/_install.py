@@ -105,8 +105,8 @@ def _import(name: str) -> ModuleType:
         missing = error.name or ""
         if missing.partition(".")[0] != "core":
             raise ImportError(
-                f"FLUTE does not import: {error}. Install what FLUTE's requirements.txt names "
-                "(azureml is imported even where it is not used; a stand-in of a few lines will do)",
+                f"FLUTE does not import: {error}. Install what its requirements.txt names "
+                "(azureml is imported even where it is unused; a stand-in of a few lines will do)",
                 name=error.name,
             ) from error
         raise ImportError(

@@ -165,7 +165,7 @@ class ServerHalf:
     def _resume(self) -> None:
         if not self._state_path.exists():
             _LOG.warning(
-                "%s: FLUTE resumes from its checkpoint, but %s is not there: the rule starts afresh",
+                "%s: FLUTE resumes, but %s is not there, so the rule starts afresh",
                 self.rule.name,
                 self._state_path,
             )
