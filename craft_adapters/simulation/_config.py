@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -228,6 +228,10 @@ class RunConfig:
                     entries[key] = value
             whole[section] = entries
         return whole
+
+    def with_seed(self, seed: int) -> RunConfig:
+        """The same with another seed."""
+        return replace(self, general=replace(self.general, seed=seed))
 
     def dataset(self) -> Dataset:
         """Load the data, on the device."""

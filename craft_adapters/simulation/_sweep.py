@@ -32,7 +32,7 @@ class Point:
 
     rule: str
     values: Mapping[str, str]
-    config: Mapping[str, Any]
+    config: RunConfig
 
     @property
     def label(self) -> str:
@@ -80,12 +80,10 @@ class Sweep:
 
     def runs(self, point: Point, seeds: Iterable[int]) -> tuple[SweepRun, ...]:
         """A point's runs with these seeds."""
-        made = []
-        for seed in seeds:
-            whole = {**point.config, "seed": seed}
-            config = _read(self.source, point.rule, whole)
-            made.append(SweepRun(point, seed, config, _folder(point, seed)))
-        return tuple(made)
+        return tuple(
+            SweepRun(point, seed, point.config.with_seed(seed), _folder(point, seed))
+            for seed in seeds
+        )
 
     def first(self) -> tuple[SweepRun, ...]:
         """What is run in any case: every point, with the first seed or with all."""
@@ -100,7 +98,7 @@ class Sweep:
         """The sweep as JSON, which :func:`read_sweep` reads back."""
         rules: dict[str, Any] = {}
         for point in self.points:
-            entry = {"values": dict(point.values), "config": dict(point.config)}
+            entry = {"values": dict(point.values), "config": point.config.resolved()}
             rules.setdefault(point.rule, {"points": []})["points"].append(entry)
         return {
             "source": self.source,
@@ -119,7 +117,8 @@ def read_sweep(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> S
     seeds    whole numbers; [0] unless given
     select   the figure by which a rule's best point is chosen on the first seed ("mean",
              "worst10", ...); without it every point is run with every seed
-    rules    label -> sections over those of the base, and ``grid``: dotted key -> list of values
+    rules    label -> sections over those of the base, and ``grid``: dotted key -> list of values;
+             or the name of a file with that
     ======== =====================================================================================
 
     Args:
@@ -135,20 +134,23 @@ def read_sweep(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> S
         return _saved(raw)
     if unknown := [key for key in raw if key not in _KEYS]:
         raise OptionError(f"{source}: no key {unknown[0]!r}; {nearest(str(unknown[0]), _KEYS)}")
-    base = raw.get("base", {})
-    if isinstance(base, str):
-        base = load_file(Path(source).parent / base) if base else {}
-    whole = combine({}, _mapping(base, f"{source}: base"), f"{source}: base")
+
+    def part(key: str) -> Mapping[str, Any]:
+        value = raw.get(key)
+        if isinstance(value, str) and value:
+            value = load_file(Path(source).parent / value)
+        return _mapping(value, f"{source}: {key}")
+
+    whole = combine({}, part("base"), f"{source}: base")
     for text in overrides:
         override(whole, text)
     seeds = _seeds(source, raw.get("seeds", [0]))
     select = raw.get("select") or None
     if select is not None and select not in SELECTABLE:
         raise OptionError(f"{source}: select: {select!r}; {nearest(str(select), SELECTABLE)}")
-    rules = _mapping(raw.get("rules"), f"{source}: rules")
     points = [
         point
-        for label, rule in rules.items()
+        for label, rule in part("rules").items()
         for point in _points(source, str(label), whole, _mapping(rule, f"{source}: {label}"))
     ]
     sweep = Sweep(source, whole, seeds, select, tuple(points))
@@ -173,7 +175,8 @@ def _points(
         for key, value in zip(grid, values, strict=True):
             section, dot, option = str(key).partition(".")
             config = combine(config, {section: {option: value} if dot else value}, where)
-        yield Point(label, dict(zip(grid, map(_text, values), strict=True)), config)
+        named = dict(zip(grid, map(_text, values), strict=True))
+        yield Point(label, named, read_config(config, source=where))
 
 
 def _check(sweep: Sweep) -> None:
@@ -190,17 +193,14 @@ def _check(sweep: Sweep) -> None:
 
 
 def _saved(raw: Mapping[str, Any]) -> Sweep:
+    source = str(raw["source"])
     points = [
-        Point(rule, entry["values"], entry["config"])
+        Point(rule, entry["values"], read_config(entry["config"], source=f"{source}: {rule}"))
         for rule, saved in raw["rules"].items()
         for entry in saved["points"]
     ]
     seeds = tuple(raw["seeds"])
-    return Sweep(raw["source"], raw["base"], seeds, raw["select"], tuple(points))
-
-
-def _read(source: str, rule: str, config: Mapping[str, Any]) -> RunConfig:
-    return read_config(config, source=f"{source}: {rule}")
+    return Sweep(source, raw["base"], seeds, raw["select"], tuple(points))
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
