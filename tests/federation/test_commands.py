@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from craft_adapters import available_aggregators
 from craft_adapters.cli import main
 from craft_adapters.simulation import Run, collect, read_config, read_lines
+from craft_adapters.simulation._sweep import read_sweep
 
-EXAMPLES = sorted(Path(__file__).resolve().parents[2].glob("examples/federation/*.yaml"))
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(ROOT.glob("examples/federation/*.yaml"))
+PAPER = sorted(ROOT.glob("examples/federation/paper/*.yaml"))
+SWEEPS = sorted(ROOT.glob("examples/federation/sweeps/*.yaml"))
 SMALL = """
 rounds: 2
 clients_per_round: 5
@@ -184,6 +190,37 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
 
 def test_the_examples_are_all_here() -> None:
     assert [path.stem for path in EXAMPLES] == ["craft", "ditto", "ditto_craft", "fedavg"]
+    data = {"cifar10": ("cnn", "resnet20", "resnet56", "resnet110"), "femnist": ("mlp",)}
+    data["cifar100"] = data["cifar10"][1:]
+    wanted = {f"{name}_{model}" for name, models in data.items() for model in models}
+    assert {path.stem for path in PAPER} == wanted
+    assert [path.stem for path in SWEEPS if path.stem != "rules"] == [
+        f"{data}_{world}" for data in ("digits", "mnist") for world in ("few", "many")
+    ]
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_a_config_of_the_paper_has_its_size(path: Path) -> None:
+    config = read_config(path)
+    data, _, model = path.stem.partition("_")
+    assert (config.names["data"], config.names["model"]) == (data, model)
+    assert config.sections["partition"]["clients"] == 1000
+    assert (config.general.rounds, config.general.clients_per_round) == (500, 100)
+    training = config.training
+    assert (training.epochs, training.batch_size, training.decay) == (1, 20, 0.999)
+    assert training.augment == ("crop_flip" if data == "cifar10" else "none")
+    other = read_config(path, ["aggregator=fedavg"])
+    assert other.names["aggregator"] == "fedavg"
+
+
+@pytest.mark.parametrize("path", [p for p in SWEEPS if p.stem != "rules"], ids=lambda p: p.stem)
+def test_a_sweep_has_every_bundled_rule_and_not_too_many_runs(path: Path) -> None:
+    sweep = read_sweep(path)
+    bundled = entry_points(group="craft_adapters")
+    rules = {e.name for e in bundled if e.value.startswith("craft_adapters.aggregators.")}
+    assert {point.config.names["aggregator"] for point in sweep.points} == rules
+    assert rules <= set(available_aggregators())
+    assert len(sweep.first()) + len(sweep.rules) * (len(sweep.seeds) - 1) <= 130
 
 
 @pytest.mark.slow
