@@ -65,6 +65,11 @@ class CraftAggregator(ModelAggregator):  # type: ignore[misc]  # without NVFlare
     Raises:
         OptionError: an unknown rule or option, or a value that it does not take.
         UnsupportedSetup: the rule needs what no key is given for.
+
+    Example:
+        >>> aggregator = CraftAggregator("craft", {"server_lr": 0.1}, weight_key="examples")
+        >>> aggregator.rule.name
+        'craft'
     """
 
     def __init__(

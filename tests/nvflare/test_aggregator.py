@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
+import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -227,7 +230,51 @@ def test_refusals(tmp_path: Path) -> None:
         CraftAggregator(on_empty_round="stop")  # type: ignore[arg-type]
     with pytest.raises(UnsupportedSetup, match="fired no _before_train_task"):
         CraftAggregator().aggregate_model()
+    job = Job(CraftAggregator("fedavg"), tmp_path)
+    job.train()
+    job.server.aggregator.accept_model(reply(START))  # as ScatterAndGather does it
+    with pytest.raises(UnsupportedSetup, match="without the site's name"):
+        job.server.aggregator.aggregate_model()
     nested = {"dense": [np.ones(2), np.ones(2)]}  # Keras
     job = Job(CraftAggregator("fedavg"), tmp_path, nested)
     with pytest.raises(RuntimeError, match="entry 'dense' of the global model is a list"):
         job.round({"delhi": reply(nested)})
+
+
+@pytest.mark.parametrize("path", ["CraftAggregator", "_aggregator.CraftAggregator"])
+def test_the_line_that_an_operator_adds(path: str, tmp_path: Path) -> None:
+    from nvflare.apis.fl_exception import UnsafeComponentError
+    from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+
+    file = tmp_path / "resources.json"
+    site = SimpleNamespace(get_resources_file_path=lambda: str(file))
+    config = {"path": f"craft_adapters.nvflare.{path}"}
+    file.write_text(json.dumps({"class_allow_list": ["nvflare."]}))
+    with pytest.raises(UnsafeComponentError, match="not in allow_list"):
+        ComponentPathAuthorizer().authorize_component_config(config, workspace=site)
+    file.write_text(json.dumps({"class_allow_list": ["nvflare.", "craft_adapters."]}))
+    ComponentPathAuthorizer().authorize_component_config(config, workspace=site)
+
+
+def test_the_docstrings_example() -> None:
+    import craft_adapters.nvflare._aggregator as module
+
+    assert doctest.testmod(module) == doctest.TestResults(failed=0, attempted=2)
+
+
+def test_the_configuration_holds_what_was_given() -> None:
+    """NVFlare reads a component's arguments off its attributes."""
+    from nvflare.job_config.fed_job_config import FedJobConfig
+
+    given = {
+        "aggregator": "fednova",
+        "options": {"server_momentum": 0.5},
+        "weight_key": "examples",
+        "loss_key": "loss",
+        "steps_key": STEPS,
+        "state_path": None,
+        "on_empty_round": "raise",
+    }
+    reader = FedJobConfig("job", min_clients=1)
+    assert reader._get_args(CraftAggregator(**given), "custom") == given
+    assert reader._get_args(CraftAggregator(), "custom") == {}

@@ -1,4 +1,4 @@
-"""The conformance kit over NVFlare's FedAvg controller, for each way in which models travel."""
+"""The conformance kit over NVFlare's FedAvg controller, full models and differences."""
 
 from __future__ import annotations
 
@@ -14,17 +14,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class TestTensors(AdapterTests):
+class TestFullModels(AdapterTests):
     adapter = "nvflare"
 
 
-class TestArrays(AdapterTests):
-    adapter = "nvflare"
-    harness = NVFlareHarness(arrays=True)
-    expected_failures = {"bfloat16": "numpy has no bfloat16"}
-
-
-class TestDifferences(AdapterTests):
+class TestDifferencesOfArrays(AdapterTests):
     adapter = "nvflare"
     harness = NVFlareHarness(arrays=True, differences=True)
     expected_failures = {"bfloat16": "numpy has no bfloat16"}
