@@ -1,4 +1,9 @@
-"""Ending the whole job when the server fails, instead of leaving the clients waiting for ever."""
+"""Ending the whole job when one of its processes fails, instead of leaving the others waiting.
+
+Replaced: ``FedMLCommManager.register_message_receive_handler`` (in
+core/distributed/fedml_comm_manager.py), by which servers and clients alike say what they do with a
+message. Messages that have no handler raise in every FedML run, and nothing comes of it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ._patches import RUN
+from ._config import enabled
+from ._patches import RUN, Patches
 
-__all__ = ["abort_on_error", "guarded"]
+__all__ = ["abort_on_error", "guarded", "patch"]
 
 _FAREWELL_SECONDS = 10.0
+
+
+def patch(patches: Patches) -> None:
+    """On MPI, let a rank of our run whose handler raises take the others with it."""
+    from fedml.core.distributed.fedml_comm_manager import FedMLCommManager
+
+    patches.replace(FedMLCommManager, "register_message_receive_handler", _aborting)
+
+
+def _aborting(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def register_message_receive_handler(self: Any, kind: Any, handler: Any) -> None:
+        if enabled(self.args):
+            handler = abort_on_error(self.args)(handler)
+        original(self, kind, handler)
+
+    return register_message_receive_handler
 
 
 @contextmanager

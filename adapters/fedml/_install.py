@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import _cross_silo, _entry, _mpi, _sp, _telemetry
+from . import _cross_silo, _entry, _failure, _mpi, _sp, _telemetry
 from ._host import require_fedml
 from ._patches import Patches
 
@@ -28,7 +28,7 @@ def install() -> None:
         return
     require_fedml()
     patches = Patches()
-    for seam in (_entry, _telemetry, _sp, _mpi, _cross_silo):
+    for seam in (_entry, _failure, _telemetry, _sp, _mpi, _cross_silo):
         seam.patch(patches)
     _patches = patches
 

@@ -4,8 +4,9 @@
 started from) and each aggregation (fingerprints of the global model given and returned). The
 adapter is not touched; FedML's trainer and the rule's ``aggregate`` are watched from outside.
 
-Environment: ``CRAFT_TEST_FAIL=1`` makes the rule raise, ``CRAFT_TEST_KILL=K`` kills the server
-with SIGKILL when it comes to aggregate for the K-th time (from 0).
+Environment: ``CRAFT_TEST_FAIL=rule`` makes the rule raise, ``=training`` the clients;
+``CRAFT_TEST_KILL=K`` kills the server with SIGKILL when it comes to aggregate for the K-th time
+(from 0).
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def watch(folder: Path) -> None:
         @functools.wraps(train)
         def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
             note(event="train", start=fingerprint(self.get_model_params()))
+            if os.environ.get("CRAFT_TEST_FAIL") == "training":
+                raise RuntimeError("the training fails on purpose")
             return train(self, *args, **kwargs)
 
         return wrapper
@@ -62,7 +65,7 @@ def watch(folder: Path) -> None:
         def wrapper(self: Any, state: Any, updates: Any, **kwargs: Any) -> Any:
             given = fingerprint(state)
             updates = list(updates)
-            if os.environ.get("CRAFT_TEST_FAIL"):
+            if os.environ.get("CRAFT_TEST_FAIL") == "rule":
                 raise RuntimeError("the rule fails on purpose")
             if os.environ.get("CRAFT_TEST_KILL") == str(kwargs["round"]):
                 os.kill(os.getpid(), signal.SIGKILL)
