@@ -206,12 +206,13 @@ def _accuracy_figure(runs: Mapping[str, Any], title: str | None = None) -> Figur
     styles = _styles(panels)
     columns, rows = _evenly(len(panels), _WIDEST)
     width = max(4.8, 2.4 * columns)
-    per_line, legend_lines = _evenly(len(styles) + 2, int(width / 1.15))
+    per_line, legend_lines = _per_line([*styles, "mean of clients"], width, more=1)
     figure = _new_figure(width, 2.4 * rows + 0.3 + 0.19 * legend_lines, title)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for axes, (panel, by_label) in zip(grid.flat, curves.items(), strict=False):
         axes.set_title(panel, fontsize=10)
         axes.set_xlabel("Round", fontsize=9)
+        axes.locator_params(axis="x", integer=True)
         for i, (label, run) in enumerate(by_label.items()):
             _draw_run(axes, run, *styles[label], i, len(by_label))
     for row in grid:
@@ -311,7 +312,8 @@ def _radar_figure(
     if len(names) < 3:
         raise ValueError(f"a star needs at least three figures, got {', '.join(names)}")
     angles = np.linspace(0, 2 * math.pi, len(names), endpoint=False)
-    figure = _new_figure(4.6, 4.2, title)
+    per_line, legend_lines = _per_line(styles, 4.6)
+    figure = _new_figure(4.6, 3.6 + 0.19 * legend_lines, title)
     axes: Any = figure.subplots(subplot_kw={"projection": "polar"})
     for i, (label, values) in enumerate(runs.items()):
         if list(values) != names:
@@ -338,7 +340,7 @@ def _radar_figure(
         {"label": label, "color": colour, "marker": marker, "markersize": 5}
         for label, (colour, marker) in styles.items()
     ]
-    _legend(figure, lines, _evenly(len(lines), 3)[0])
+    _legend(figure, lines, per_line)
     return figure
 
 
@@ -375,7 +377,7 @@ def _bars_figure(
     _tidy(figure, np.array([[axes]]), used=[True])
     figure.legend(
         loc="outside lower center",
-        ncols=_evenly(len(runs), 4)[0],
+        ncols=_per_line(runs, figure.get_figwidth())[0],
         fontsize=8,
         frameon=False,
     )
@@ -394,7 +396,11 @@ def _heat_figure(
     values = np.array([[_or_nan(grid.get((y, x))) for x in xs] for y in ys])
     figure = _new_figure(1.6 + 0.75 * len(xs), 1.3 + 0.55 * len(ys), title)
     axes = figure.subplots()
-    axes.imshow(values, cmap="Greys", vmin=0, vmax=1.4, aspect="auto", origin="lower")
+    # From white for the lowest to a grey on which black can be read for the highest.
+    known = values[~np.isnan(values)]
+    low, high = (known.min(), known.max()) if len(known) else (0.0, 1.0)
+    top = low + 2 * max(high - low, 1e-3)
+    axes.imshow(values, cmap="Greys", vmin=low, vmax=top, aspect="auto", origin="lower")
     for (i, j), value in np.ndenumerate(values):
         text = "-" if math.isnan(value) else f"{value:.3f}"
         axes.text(j, i, text, ha="center", va="center", fontsize=8)
@@ -425,10 +431,12 @@ def _conflicts_figure(
         image = axes.imshow(table, cmap="Greys", vmin=0, vmax=highest, aspect="auto")
         axes.set_title(label, fontsize=9)
         axes.set_yticks(range(len(runs[label])), list(runs[label]), fontsize=6)
+        axes.locator_params(axis="x", integer=True)
+        axes.tick_params(axis="x", labelsize=8)
         axes.set_xlabel("Round", fontsize=9)
     for axes in grid.flat[len(tables) :]:
         axes.remove()
-    bar = figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8)
+    bar = figure.colorbar(image, ax=list(grid.flat[: len(tables)]), shrink=0.8)
     bar.set_label("Conflicting pairs", fontsize=8)
     return figure
 
@@ -500,6 +508,13 @@ def _evenly(items: int, at_most: int) -> tuple[int, int]:
     """Columns and rows for so many items, the rows as full as each other: 5 as 3 + 2."""
     rows = -(-items // at_most)
     return -(-items // rows), rows
+
+
+def _per_line(labels: Iterable[str], width: float, more: int = 0) -> tuple[int, int]:
+    """Columns and rows of a legend in so many inches, at the size of its letters."""
+    known = list(labels)
+    widest = 0.55 + 0.068 * max(map(len, known))
+    return _evenly(len(known) + more, max(1, int(width / widest)))
 
 
 def _new_figure(width: float, height: float, title: str | None) -> Figure:

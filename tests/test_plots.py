@@ -204,3 +204,28 @@ def test_layers_are_rows() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["conv", "fc"]
     with pytest.raises(ValueError, match=r"its layers have \[1, 2\] rounds"):
         _conflicts_figure({"craft": {"conv": [1], "fc": [0, 9]}})
+
+
+def test_conflicts_of_more_rules_than_fill_their_rows(tmp_path: Path) -> None:
+    runs = {f"rule {i}": {"conv": [1, 2]} for i in range(4)}
+    assert conflicts_per_layer(runs, tmp_path / "c.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("make", "run"),
+    [(_accuracy_figure, RUN), (_radar_figure, STARS), (_bars_figure, {"mlp": 0.1})],
+)
+def test_a_legend_of_long_names_is_inside_the_picture(make: Any, run: Any) -> None:
+    figure = make({f"a rule with quite a long name, {i}": run for i in range(12)})
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
+def test_cells_are_told_apart_where_they_differ_little() -> None:
+    (axes,) = _heat_figure({(1.0, 0.1): 0.90, (1.0, 0.2): 0.91, (1.0, 0.3): None}, "s", "c").axes
+    image = axes.images[0]
+    low, high, _ = image.norm(image.get_array())[0]
+    assert low == 0
+    assert 0.4 < high < 0.7, "black can be read on it"

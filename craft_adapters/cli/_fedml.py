@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from ..errors import CraftError
+from ._script import as_python_would
 
 __all__ = ["fedml"]
 
@@ -36,12 +34,4 @@ def fedml(script: str, args: tuple[str, ...]) -> None:
         if wanted not in message:
             message += f"; install it with: pip install {wanted!r}"
         raise click.ClickException(message) from error
-    try:
-        adapter.run_script(script, list(args))
-    except (CraftError, SystemExit):
-        raise
-    except BaseException as error:
-        # As Python would end: click takes some errors for its own (a broken pipe, the end of
-        # input, Ctrl-C) and would end without a traceback.
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+    as_python_would(lambda: adapter.run_script(script, list(args)))

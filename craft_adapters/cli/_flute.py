@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from ..errors import CraftError
+from ._script import as_python_would
 
 __all__ = ["flute"]
 
@@ -27,11 +25,4 @@ def flute(script: str, args: tuple[str, ...]) -> None:
     from ..plugins import get_adapter
 
     adapter = get_adapter("flute").load()
-    try:
-        adapter.run_script(script, list(args))
-    except (CraftError, SystemExit):
-        raise
-    except BaseException as error:
-        # As Python would end: click takes some errors for its own.
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+    as_python_would(lambda: adapter.run_script(script, list(args)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["report"]
 
+_TOGETHER = 7  # curves in a panel, before they hide each other
 _COLUMNS = {"mean": "mean", "worst10": "worst 10 %", "best10": "best 10 %", "std": "std"}
 
 
@@ -202,7 +204,7 @@ def _draw(rows: Sequence[_Row], folder: Path, ending: str) -> list[Path]:
     figures = {"mean": "mean", "best 10 %": "best10", "worst 10 %": "worst10"}
     before = {"initial model": next(iter(shown.values())).clients(first=True)}
     written = [
-        plots.accuracy_over_rounds({k: _curves(s) for k, s in shown.items()}, file("accuracy")),
+        plots.accuracy_over_rounds(_panels(shown), file("accuracy")),
         plots.client_histogram(
             before | {k: s.clients() for k, s in shown.items()}, file("clients")
         ),
@@ -218,10 +220,19 @@ def _draw(rows: Sequence[_Row], folder: Path, ending: str) -> list[Path]:
     # The rule sees the shared model's updates, whatever model counts.
     if conflicts := {label: c for label, s in shown.items() if (c := s.conflicts())}:
         written.append(plots.conflicts_per_layer(conflicts, file("conflicts")))
-    for number, (label, grid) in enumerate(_grids(rows).items()):
-        path = file(f"grid-{number}")
-        written.append(plots.heat_map(grid, path, title=label))
+    for title, grid in _grids(rows).items():
+        name = "-".join(re.findall(r"[A-Za-z0-9+]+", title)).lower()
+        written.append(plots.heat_map(grid, file(f"grid-{name}"), title=title))
     return written
+
+
+def _panels(shown: Mapping[str, Series]) -> dict[str, Any]:
+    """Curves in one panel; of many rules, each in its own beside the first one."""
+    curves = {label: _curves(series) for label, series in shown.items()}
+    if len(curves) <= _TOGETHER:
+        return curves
+    first, *others = curves
+    return {label: {"the rule": curves[label], first: curves[first]} for label in others}
 
 
 def _curves(series: Series) -> dict[str, Any]:

@@ -170,8 +170,26 @@ def test_a_report_in_every_form(tmp_path: Path) -> None:
     assert (out / "r.md").read_text().splitlines()[1] == f"| --- |{' ---: |' * 9}"
     pictures = sorted(path.name for path in out.glob("*.svg"))
     assert pictures == [
-        f"{name}.svg" for name in ("accuracy", "clients", "conflicts", "grid-0", "radar", "std")
+        f"{name}.svg"
+        for name in ("accuracy", "clients", "conflicts", "grid-shared-craft-global", "radar", "std")
     ]
+
+
+def test_many_rules_are_drawn_in_panels_of_their_own(tmp_path: Path) -> None:
+    for number in range(9):
+        run(tmp_path / "runs" / str(number), f"training.lr={0.1 + number / 100}", "rounds=1")
+    done = call("report", tmp_path / "runs", "--pictures", tmp_path, "--format", "svg")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "accuracy.svg").read_text()
+    assert "<!-- fedavg (lr 0.18) -->" in text
+    assert text.count("<!-- the rule -->") == 1, "once, in the legend"
+
+
+def test_a_run_that_diverges_says_so(config: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="the global model stays as it is"):
+        done = call("run", config, "--set", "training.lr=1e38", "--set", "training.epochs=2")
+    assert done.exit_code == 1
+    assert "Error: diverged: round 1: no client's training stayed finite; " in done.output
 
 
 def test_a_report_while_the_run_goes_on(tmp_path: Path) -> None:
