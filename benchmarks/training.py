@@ -49,13 +49,13 @@ class Row:
 
 ROWS = (
     Row("mlp", (1, 28, 28), 62, 100, (("cpu", 3.0),)),
-    Row("resnet20", (3, 32, 32), 10, 20, (("cpu", 1.0),)),
+    Row("resnet20", (3, 32, 32), 10, 10, (("cpu", 1.0),)),
     Row("resnet20", (3, 32, 32), 10, 100, (("cuda", 10.0),)),
 )
 QUICK = (Row("mlp", (1, 28, 28), 62, 5),)
 # Examples of a client, on average: the paper's 60,000 over 1000.
 EXAMPLES = 60
-REPETITIONS = 5
+REPETITIONS = 3
 
 
 def main(argv: list[str] | None = None) -> int:
