@@ -1,9 +1,9 @@
 # make demo    set up what is missing and run the demonstration
 # make test    set up what is missing and run the tests
-# make lint | types | bench | wheel | clean
+# make lint | types | bench | docs | wheel | clean
 #
-# Two environments, made on first use and again only when pyproject.toml changes: .venv, and
-# .venv-hosts with the frameworks that cannot stand beside FedML (other releases of protobuf).
+# Environments are made on first use and again only when pyproject.toml changes: .venv; .venv-hosts
+# with the frameworks that cannot stand beside FedML (other releases of protobuf); .venv-docs.
 # FedML 0.9.6 installs on Python 3.8 to 3.11 only, so 3.11 and 3.10 are tried first;
 # PYTHON=/path/to/python overrides.
 
@@ -23,12 +23,14 @@ HOSTS := .venv-hosts
 HOSTS_READY := $(HOSTS)/.ready
 RIVALS := $(VENV)/.rivals
 FEDML := $(shell $(PYTHON) -c 'import sys; print("fedml,test-fedml," * (sys.version_info < (3, 12)))')
+# Flower 1.42 wants Python 3.11.
+FLOWER := $(shell $(PYTHON) -c 'import sys; print("flower-sim," * (sys.version_info >= (3, 11)))')
 
 .PHONY: demo test lint types bench docs wheel clean
 
 demo: $(READY)
 ifeq ($(strip $(FEDML)),)
-	@echo "The demo runs FedML's simulator, and FedML 0.9.6 stops at Python 3.11: install one (from the system, pyenv or 'uv python install 3.11') and run 'make clean demo'."
+	$(BIN)/python examples/demo/federation_demo.py
 else
 	$(BIN)/python examples/fedml_demo/demo.py
 endif
@@ -37,8 +39,11 @@ test: $(READY) $(HOSTS_READY)
 ifeq ($(strip $(FEDML)),)
 	@echo "Left out: the FedML adapter's tests. FedML 0.9.6 stops at Python 3.11: install one (from the system, pyenv or 'uv python install 3.11') and run 'make clean test'."
 endif
+ifeq ($(strip $(FLOWER)),)
+	@echo "Left out: the Flower adapter's tests. Flower 1.42 starts at Python 3.11."
+endif
 	$(BIN)/python -m pytest --doctest-modules -q -p no:cacheprovider craft_adapters models adapters/ditto --no-header
-	$(HOSTS)/bin/python -m pytest tests/flower tests/nvflare
+	$(HOSTS)/bin/python -m pytest tests/flower tests/nvflare tests/test_docs.py
 	$(BIN)/python -m pytest
 
 lint: $(READY)
@@ -54,6 +59,7 @@ bench: $(READY) $(RIVALS)
 	$(BIN)/python benchmarks/precision.py --out build/bench $(QUICK)
 	$(BIN)/python benchmarks/scaling.py --out build/bench $(QUICK)
 	$(BIN)/python benchmarks/aggregate.py --out build/bench $(QUICK)
+	$(BIN)/python benchmarks/rules.py --out build/bench $(QUICK)
 
 # Without them the benchmarks run too, and say that they are missing.
 $(RIVALS): $(READY)
@@ -81,7 +87,7 @@ wheel: $(READY)
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 clean:
-	rm -rf $(VENV) $(HOSTS) build dist *.egg-info
+	rm -rf $(VENV) $(HOSTS) $(DOCS) build dist *.egg-info
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -90,5 +96,5 @@ $(READY): pyproject.toml
 
 $(HOSTS_READY): pyproject.toml
 	$(PYTHON) -m venv $(HOSTS)
-	$(HOSTS)/bin/python -m pip install --quiet --editable ".[flower-sim,nvflare,rules,test]"
+	$(HOSTS)/bin/python -m pip install --quiet --editable ".[$(FLOWER)nvflare,rules,test]"
 	touch $@

@@ -284,13 +284,13 @@ class Aggregator(ABC):
     Attributes:
         name: The name in the registry (class attribute).
         requires: What a rule needs from clients beyond values and counts, out of
-            ``{"loss", "local_steps"}`` (class attribute).
+            ``{"loss", "local_steps"}`` (class attribute; by its options an object may need more).
         observers: Functions that :meth:`aggregate` calls with the report of each round that
             succeeded. ``get_aggregator`` puts the plug-ins' observers here.
     """
 
     name: ClassVar[str]
-    requires: ClassVar[frozenset[str]] = frozenset()
+    requires: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self.observers: list[Callable[[AggregationReport], None]] = []

@@ -161,7 +161,10 @@ def test_list_as_json(strangers: Path) -> None:
         "choices": [],
         "python_only": False,
     }
-    assert [name for name, option in craft.items() if option["python_only"]] == ["layout"]
+    assert [name for name, option in craft.items() if option["python_only"]] == [
+        "layout",
+        "process_group",
+    ]
     assert craft["reference"]["choices"] == ["previous", "zero", "ema"]
     (long,) = (name for name in rules if name.startswith("a_rule"))
     options = {option["name"]: option for option in rules[long]["options"]}

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from craft_adapters.errors import UnsupportedSetup
-from craft_adapters.plugins import get_plugin_manager
+from craft_adapters.plugins import available_aggregators
 
 __all__ = [
     "refuse_algorithm_flow",
@@ -117,14 +117,8 @@ def refuse_requirements(rule: str, requires: Iterable[str]) -> None:
         raise UnsupportedSetup(
             f"rule {rule!r} needs {' and '.join(needed)} from every client, and FedML's clients "
             "send only their model and its number of examples; use a rule that needs no more: "
-            f"{', '.join(_modest_rules())}"
+            f"{', '.join(available_aggregators(gives=()))}"
         )
-
-
-def _modest_rules() -> list[str]:
-    """Names of the registered rules that ask for models and numbers of examples only."""
-    rules = get_plugin_manager().aggregators
-    return [name for name, rule in rules.items() if not getattr(rule, "requires", ())]
 
 
 def _refuse_platform(args: Any) -> None:

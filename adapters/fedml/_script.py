@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import runpy
-import sys
 from collections.abc import Iterable
-from pathlib import Path
+
+from craft_adapters import _script
 
 from ._install import install
 
@@ -28,15 +27,4 @@ def run_script(path: str | os.PathLike[str], args: Iterable[str] = ()) -> None:
         ImportError: FedML is not installed; names the extra.
         SystemExit: the script's own.
     """
-    script = Path(path)
-    if not script.is_file():
-        raise FileNotFoundError(f"no such script: {script}")
-    install()
-    argv, first = sys.argv, sys.path[0]
-    sys.argv = [os.fspath(path), *args]
-    if not getattr(sys.flags, "safe_path", False):  # python -P: no folder is put there
-        sys.path[0] = os.fspath(script.resolve().parent)
-    try:
-        runpy.run_path(os.fspath(path), run_name="__main__")
-    finally:
-        sys.argv, sys.path[0] = argv, first
+    _script.run_script(path, args, install)

@@ -17,7 +17,7 @@ from craft_adapters.errors import (
     OptionError,
     UnsupportedSetup,
 )
-from craft_adapters.plugins import get_plugin_manager
+from craft_adapters.plugins import available_aggregators
 
 from ._arrays import checked_names
 
@@ -162,13 +162,8 @@ class ServerStep:
             raise UnsupportedSetup(
                 f"rule {self.rule.name!r} needs {need} from every client: have the clients put it "
                 f"into their metrics, and give its key as {_OPTIONS.get(need, need)}; or use a "
-                f"rule that runs without: {', '.join(_rules_that_need_only(given))}"
+                f"rule that runs without: {', '.join(available_aggregators(given))}"
             )
-
-
-def _rules_that_need_only(given: set[str]) -> list[str]:
-    rules = get_plugin_manager().aggregators
-    return [name for name, rule in rules.items() if given >= set(getattr(rule, "requires", ()))]
 
 
 def number(metrics: Mapping[str, Any], key: str, client: ClientId) -> float:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from craft_adapters import Aggregator
 from craft_adapters._options import coerce, describe
 from craft_adapters.errors import OptionError, UnsupportedSetup, nearest
-from craft_adapters.plugins import get_plugin_manager
+from craft_adapters.plugins import available_aggregators, get_plugin_manager
 
 __all__ = ["CLIENT_ID", "SECTION", "Settings", "chosen"]
 
@@ -114,7 +114,8 @@ class Settings:
         if "loss" in rule.requires:
             raise UnsupportedSetup(
                 f"rule {rule.name!r} needs loss from every client, that of the model it received; "
-                "FLUTE's clients have the loss of their training only; use another rule"
+                "FLUTE's clients have the loss of their training only; use a rule that runs "
+                f"without: {', '.join(available_aggregators(gives={'local_steps'}))}"
             )
         return rule
 

@@ -37,12 +37,9 @@ _NO_BUFFERS = "FLUTE's clients send parameters; BatchNorm statistics and counter
 
 
 def new_harness() -> Harness:
-    """The checkout's if there is one, else the stand-in's; says which on stdout."""
+    """The checkout's if there is one, else the stand-in's."""
     home = os.environ.get(HOME)
-    harness: StandInHarness | CheckoutHarness
-    harness = CheckoutHarness(Path(home)) if home else StandInHarness()
-    print(f"flute: driving {harness.host}")
-    return harness
+    return CheckoutHarness(Path(home)) if home else StandInHarness()
 
 
 class StandInHarness(Harness):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import runpy
-import sys
 from collections.abc import Iterable
-from pathlib import Path
+
+from craft_adapters import _script
 
 from ._install import install
 
@@ -27,14 +26,5 @@ def run_script(path: str | os.PathLike[str], args: Iterable[str] = ()) -> None:
         ImportError: see :func:`install`.
         SystemExit: the script's own.
     """
-    script = Path(path)
-    if not script.is_file():
-        raise FileNotFoundError(f"no such script: {script}")
-    argv, first = sys.argv, sys.path[0]
-    sys.argv = [os.fspath(path), *args]
-    sys.path[0] = os.fspath(script.resolve().parent)  # where FLUTE's packages are
-    try:
-        install()
-        runpy.run_path(os.fspath(path), run_name="__main__")
-    finally:
-        sys.argv, sys.path[0] = argv, first
+    # FLUTE's packages are beside its script.
+    _script.run_script(path, args, install)

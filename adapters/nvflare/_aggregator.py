@@ -20,6 +20,7 @@ from craft_adapters import (
     NoUsableUpdates,
     OptionError,
     UnsupportedSetup,
+    available_aggregators,
     get_aggregator,
 )
 from nvflare.apis.event_type import EventType
@@ -87,13 +88,16 @@ class CraftAggregator(ModelAggregator):  # type: ignore[misc]  # without NVFlare
         if on_empty_round not in ("keep", "raise"):
             raise OptionError(f"on_empty_round must be 'keep' or 'raise', got {on_empty_round!r}")
         self.rule = get_aggregator(aggregator, **(options or {}))
-        for need, key, where in (
-            ("loss", loss_key, "loss_key, and have the clients put it into FLModel.metrics"),
-            ("local_steps", steps_key, "steps_key, and have the clients put it into FLModel.meta"),
+        keys = {"loss": loss_key, "local_steps": steps_key}
+        gives = {need for need, key in keys.items() if key is not None}
+        for need, where in (
+            ("loss", "loss_key, and have the clients put it into FLModel.metrics"),
+            ("local_steps", "steps_key, and have the clients put it into FLModel.meta"),
         ):
-            if need in self.rule.requires and key is None:
+            if need in self.rule.requires - gives:
                 raise UnsupportedSetup(
                     f"rule {aggregator!r} needs {need} from every client; name its key as {where}"
+                    f"; or use a rule that runs without: {', '.join(available_aggregators(gives))}"
                 )
         # Under the names of the arguments: NVFlare reads the job's configuration off them.
         self.aggregator = aggregator

@@ -154,7 +154,7 @@ class Craft(GramRule):
         if constraint == "at_least":
             require("scipy")
         if targets == "loss":
-            self.requires = frozenset({"loss"})  # type: ignore[misc]  # of this object only
+            self.requires = frozenset({"loss"})  # of this object only
         self.server_lr = server_lr
         self.norm_threshold = norm_threshold
         self.reference = reference

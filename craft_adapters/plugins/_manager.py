@@ -282,14 +282,26 @@ def get_aggregator(name: str, /, **options: Any) -> Aggregator:
     return get_plugin_manager().get_aggregator(name, **options)
 
 
-def available_aggregators() -> tuple[str, ...]:
+def available_aggregators(gives: Iterable[str] | None = None) -> tuple[str, ...]:
     """Names of the registered rules, sorted.
 
+    Args:
+        gives: Only rules that need no more of each client, beside its model and its number of
+            examples: "loss", "local_steps". As they are by default: an option may need more.
+
     Example:
-        >>> set(available_aggregators()) >= {"craft", "fedavg"}
+        >>> set(available_aggregators()) >= {"craft", "fedavg", "afl"}
         True
+        >>> "afl" in available_aggregators(gives={"local_steps"})
+        False
     """
-    return tuple(get_plugin_manager().aggregators)
+    rules = get_plugin_manager().aggregators
+    if gives is None:
+        return tuple(rules)
+    given = set(gives)
+    return tuple(
+        name for name, rule in rules.items() if given >= set(getattr(rule, "requires", ()))
+    )
 
 
 def get_adapter(name: str) -> AdapterDescriptor:

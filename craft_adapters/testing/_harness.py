@@ -39,6 +39,7 @@ class Harness(ABC):
     """Makes servers of a host. Write one for your adapter: one method and a :class:`Server`.
 
     Attributes:
+        host: What is driven, where the adapter's distribution does not say it.
         host_modules: Names of the host's modules, for the check that they are not imported early;
             needed if the host is no installed distribution.
         expected_failures: Check name -> why the host cannot do this. Such a check must fail: when
@@ -47,6 +48,7 @@ class Harness(ABC):
         clients_per_round: How many reply in a round, unless a check says otherwise.
     """
 
+    host: str | None = None
     host_modules: ClassVar[tuple[str, ...]] = ()
     expected_failures: ClassVar[Mapping[str, str]] = {}
     clients: ClassVar[int] = 7

@@ -39,7 +39,7 @@ class Report:
 
     Attributes:
         adapter: The adapter's name.
-        host: The host's distribution, if it has one.
+        host: What was driven: the host's distribution, if it has one, or what the harness says.
         found: The host's version that was there.
         tested: Versions that the adapter says it is tested with.
         gives: What the adapter says its host can give.
@@ -128,7 +128,8 @@ class Report:
             line = f"{check.group:<8}  {check.name:<{width}}  {check.status}"
             lines.append(f"{line}: {check.reason}" if check.reason else line)
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.items() if count)
-        lines.append(f"{self.adapter}: {self.verdict} ({counts or 'no check'})")
+        on = f" on {self.host}" if self.host else ""
+        lines.append(f"{self.adapter}{on}: {self.verdict} ({counts or 'no check'})")
         if self.empty_groups:
             lines.append(f"nothing passed in: {', '.join(self.empty_groups)}")
         return "\n".join(lines)

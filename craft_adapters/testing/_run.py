@@ -76,7 +76,7 @@ def check_adapter(
     ]
     return Report(
         adapter=adapter.name,
-        host=adapter.distribution,
+        host=harness.host or adapter.distribution,
         found=adapter.found,
         tested=adapter.tested,
         gives=tuple(sorted(adapter.gives)),

@@ -28,10 +28,10 @@ def test_a_server_loop() -> None:
 def test_which_host_was_driven_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HOME, raising=False)
     done = CliRunner().invoke(cli, ["check", "flute", "--only", "weights"])
-    assert "driving a stand-in for FLUTE's server loop" in done.stderr
+    assert "flute on a stand-in for FLUTE's server loop" in done.stdout
     monkeypatch.setenv(HOME, str(HOST))
     done = CliRunner().invoke(cli, ["check", "flute", "--only", "weights"])
-    assert f"driving FLUTE in {HOST}" in done.stderr and "weights" in done.stdout
+    assert f"flute on FLUTE in {HOST}: " in done.stdout
 
 
 def test_a_checkout_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,5 +61,5 @@ def test_hello_world(processes: int, tmp_path: Path) -> None:
 
 def test_kit() -> None:
     done = call("-c", "from craft_adapters.cli import main; main()", "check", "flute")
-    assert f"driving FLUTE in {os.environ[HOME]}" in done.stderr
+    assert f"flute on FLUTE in {os.environ[HOME]}: pass" in done.stdout
     assert done.returncode == 0, done.stdout
