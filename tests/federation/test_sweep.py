@@ -232,6 +232,17 @@ def test_a_sweep_from_start_to_report(tmp_path: Path) -> None:
     assert float(line["aggregate_seconds"]) > 0
 
 
+@pytest.mark.slow
+def test_a_terminal_gets_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "120"}.items():
+        monkeypatch.setenv(name, value)
+    text = BASE + "rules: {'FedAvg [1]': {}}"
+    done = call("sweep", write(tmp_path, text), "--out", tmp_path / "out", "--jobs", "1")
+    assert done.exit_code == 0, done.output
+    assert "FedAvg [1], seed 1: global 0." in done.output
+    assert "2/2" in done.output
+
+
 def start(path: Path, out: Path) -> subprocess.Popen[str]:
     program = "from craft_adapters.cli import main; main()"
     command = [sys.executable, "-c", program, "sweep", str(path), "--out", str(out), "--jobs", "2"]
