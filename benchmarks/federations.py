@@ -148,11 +148,14 @@ def federation(
     """Clients around a global model, any two of them with about this cosine in every layer."""
     generator = torch.Generator().manual_seed(1000 + seed)
     common = {name: torch.empty_like(t).normal_(generator=generator) for name, t in state.items()}
+    # For the rules that need more than models and counts.
+    losses = 0.1 + 3 * torch.rand(clients, generator=torch.Generator().manual_seed(seed))
     updates = []
-    for client in range(clients):
+    for client, loss in enumerate(losses.tolist()):
         examples = int(torch.randint(50, 500, (), generator=generator))
         values = _client(state, common, cosine, generator)
-        updates.append(ClientUpdate(client, examples, values))
+        steps = -(-examples // 20)
+        updates.append(ClientUpdate(client, examples, values, loss=loss, local_steps=steps))
     return Federation(state, Layout.infer(state), updates)
 
 

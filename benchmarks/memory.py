@@ -1,8 +1,9 @@
 """Peak extra memory of one aggregate(), measured in a process of its own.
 
-    python benchmarks/memory.py ROW
+    python benchmarks/memory.py ROW          # of every rule, as a table
+    python benchmarks/memory.py ROW RULE     # of one, as one JSON object
 
-prints one JSON object. The benchmark runs this file for each row.
+Its second round is measured, so that what it keeps is there.
 """
 
 from __future__ import annotations
@@ -13,22 +14,27 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from federations import ROWS, Row, after_first_round, federation, model
+from torch import Tensor
 
-from craft_adapters import get_aggregator
+from craft_adapters import available_aggregators, get_aggregator
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 MEMINFO = Path("/proc/meminfo")
 
 
-def measure(row: Row) -> dict[str, Any]:
+# Options without which a rule cannot be made.
+_NEEDED: dict[str, dict[str, Any]] = {"qfedavg": {"client_lr": 0.1}}
+
+
+def measure(row: Row, rule: str = "craft") -> dict[str, Any]:
     """Run this file in a new process; the answer, or {"reason": why there is none}."""
     done = subprocess.run(
-        [sys.executable, __file__, row.name], capture_output=True, text=True, check=False
+        [sys.executable, __file__, row.name, rule], capture_output=True, text=True, check=False
     )
     if done.returncode < 0:
         return {"reason": f"killed by signal {-done.returncode}: out of memory?"}
@@ -65,9 +71,10 @@ def limited() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _peak_of_call(row: Row) -> dict[str, Any]:
+def _peak_of_call(row: Row, rule: str) -> dict[str, Any]:
     given = federation(model(row.model), row.clients)
-    aggregator = after_first_round(get_aggregator("craft", device="cpu"), given.state)
+    options = {"device": "cpu", **_NEEDED.get(rule, {})}
+    aggregator = after_first_round(get_aggregator(rule, **options), given.state)
     before = aggregator.state_dict()
     # The first call also loads code and makes the libraries' own buffers, some megabytes whatever
     # the size of the model; the second has only what the rule itself takes.
@@ -76,11 +83,27 @@ def _peak_of_call(row: Row) -> dict[str, Any]:
     again, _ = _extra(lambda: aggregator.aggregate(given.state, given.updates))
     if method == "ru_maxrss":  # it never falls: a second call adds nothing to the record
         again = extra
-    # What stays of it: the new model and the new reference.
+    # What stays of it: the new model, and what the rule remembers.
     kept = sum(given.state[e].nbytes for group in given.layout.groups for e in group.entries)
-    reference = aggregator.state_dict()["reference"].values()
-    kept += sum(tensor.nbytes for tensor in reference)
+    kept += _tensor_bytes(aggregator.state_dict())
     return {"first_bytes": extra, "bytes": again, "kept_bytes": kept, "method": method}
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(map(_tensor_bytes, value.values()))
+    return 0
+
+
+def _table(row: Row) -> str:
+    lines = ["| rule | extra memory | of it kept |", "|---|---|---|"]
+    for rule in available_aggregators():
+        answer = measure(row, rule)
+        cells = [f"{answer[key] / 1e6:.1f} MB" for key in ("bytes", "kept_bytes") if key in answer]
+        lines.append(f"| {rule} | {' | '.join(cells or [answer.get('reason', ''), ''])} |")
+    return "\n".join(lines)
 
 
 def _extra(call: Callable[[], object]) -> tuple[int, str]:
@@ -120,4 +143,8 @@ def _kilobytes(file: Path, field: str) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_peak_of_call(next(row for row in ROWS if row.name == sys.argv[1]))))
+    chosen = next(row for row in ROWS if row.name == sys.argv[1])
+    if len(sys.argv) > 2:
+        print(json.dumps(_peak_of_call(chosen, sys.argv[2])))
+    else:
+        print(_table(chosen))

@@ -15,7 +15,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -181,7 +181,7 @@ def main(argv: list[str] | None = None) -> int:
     about = {**report.about(CPU), "quick": options.quick, "cosine": COSINE}
     results = []
     for row in rows:
-        given = _with_losses(federation(row.model(), row.clients, cosine=COSINE))
+        given = federation(row.model(), row.clients, cosine=COSINE)
         for match in MATCHES:
             report.progress(f"{row.name}, {match.title}")
             results.append(_measure(row, given, match))
@@ -288,16 +288,6 @@ def _footnotes(about: Measured, results: list[Measured]) -> list[str]:
             if "reason" in time:
                 lines.append(f"(1) {result['name']}, {who}: {time['reason']}")
     return lines + bars.lines(results)
-
-
-def _with_losses(given: Federation) -> Federation:
-    """With what FedFV and FedLF need."""
-    generator = torch.Generator().manual_seed(0)
-    losses = (0.1 + 3 * torch.rand(len(given.updates), generator=generator)).tolist()
-    return replace(
-        given,
-        updates=[replace(u, loss=x) for u, x in zip(given.updates, losses, strict=True)],
-    )
 
 
 def _flgo(name: str) -> Any:

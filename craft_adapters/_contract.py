@@ -287,6 +287,10 @@ class Aggregator(ABC):
             ``{"loss", "local_steps"}`` (class attribute; by its options an object may need more).
         observers: Functions that :meth:`aggregate` calls with the report of each round that
             succeeded. ``get_aggregator`` puts the plug-ins' observers here.
+
+    A rule may also have ``mu`` (of the clients' proximal term) and ``client_momentum``, which local
+    training follows, ``client_lr``, which a host sets each round, and ``averaged_model(state)``,
+    the model to evaluate.
     """
 
     name: ClassVar[str]

@@ -105,7 +105,7 @@ class _Wire:
         """What every rank gave, by rank, as JSON."""
         from torch import distributed
 
-        text = torch.tensor(list(json.dumps(ours).encode()), dtype=torch.uint8)
+        text = torch.tensor(list(json.dumps(ours).encode()), dtype=torch.uint8, device="cpu")
         lengths = [
             torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self._ranks)
         ]

@@ -80,7 +80,7 @@ def combine(
     steps = torch.empty(rows.plan.length, dtype=dtype or rows.dtype, device=rows.device)
     inner = None if correct is None and turn is None else torch.zeros_like(weights)
     rounded = weights.to(rows.dtype)
-    for pack in rows.plan.packs:
+    for pack in reversed(rows.plan.packs):  # the last one may still be there from the first pass
         _put(steps, rows, pack, rounded, inner, turn)
         if correct is not None and inner is not None:
             members = slice(pack.first, pack.last)

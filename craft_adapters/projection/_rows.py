@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ._plan import Block, Pack, Run, plan
 
-# Bytes of a block, at most: on a CPU, more gains nothing and a cache holds less; a GPU wants few
-# large launches instead. At least: groups smaller than that are worked on together.
-_BLOCK_CPU, _LEAST_CPU = 1 << 24, 1 << 20
-_BLOCK_GPU, _LEAST_GPU = 1 << 29, 1 << 20
+# Bytes of a block. On a CPU, more gains nothing and a cache holds less, and with less a small model
+# would be read twice; a GPU wants few large launches instead.
+_BLOCK_CPU, _BLOCK_GPU = 1 << 24, 1 << 29
+# Of columns of zeros that align the groups, on top of a twentieth of theirs.
+_SPARE = 1 << 20
 # Up to this size of an entry, stacking aside and copying is faster than stacking in place: for 102
 # values of 16 numbers by 6 times.
 _SHORT = 1 << 9
@@ -35,9 +36,9 @@ class Rows:
         device: Where blocks are made.
         dtype: float32 or float64: of the differences and of all that is computed from them. Half
             types are widened before the difference is taken.
-        block_bytes: Bytes of one block, at most. If None: on a CPU, what the widest group takes,
-            between 1 and 16 MB; on a GPU, everything if that fits in half of the free memory, so
-            that the second pass reads nothing, else 512 MB.
+        block_bytes: Bytes of one block, at most. If None: on a CPU, 16 MB; on a GPU, everything if
+            that fits in half of the free memory, else 512 MB. What fits into one block is read
+            once for both passes.
 
     Attributes:
         count: Rows of each matrix.
@@ -77,21 +78,22 @@ class Rows:
         sizes = tuple(map(tuple, groups))
         column = dtype.itemsize * (self.count + 1)  # the base stands above the rows
         if block_bytes is None:
-            block_bytes = _block_bytes([column * sum(entries) for entries in sizes], device)
+            block_bytes = _block_bytes(column * sum(map(sum, sizes)), device)
         self.plan = plan(sizes, max(1, block_bytes // column))
         self._memory: Tensor | None = None
         self._filled: Block | None = None
 
     def blocks(self, pack: Pack) -> Iterator[tuple[Block, Tensor]]:
-        """Column blocks (count, columns) of the groups of a pack, in order.
+        """Column blocks (count, columns) of the groups of a pack, from one end to the other.
 
         The memory is used again for the next block: finish with one before asking for another.
-        The block that was filled last is not filled again.
+        The block that was filled last is not filled again, and comes first if it is at an end.
         """
         if self._memory is None:
             size = (self.count + 1) * self.plan.columns
             self._memory = torch.empty(size, dtype=self.dtype, device=self.device)
-        for block in pack.blocks:
+        backwards = self._filled is pack.blocks[-1]
+        for block in reversed(pack.blocks) if backwards else pack.blocks:
             columns = block.stop - block.start
             memory = self._memory[: (self.count + 1) * columns].view(-1, columns)
             if self._filled is not block:
@@ -128,15 +130,14 @@ class Rows:
         torch.sub(memory[0], states, out=states)
 
 
-def _block_bytes(groups: Sequence[int], device: torch.device) -> int:
-    """A block for groups of so many bytes."""
+def _block_bytes(everything: int, device: torch.device) -> int:
+    """A block, where all groups together take so many bytes."""
     if device.type == "cpu":
-        return min(_BLOCK_CPU, max(_LEAST_CPU, max(groups, default=0)))
+        return _BLOCK_CPU
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        if 1.1 * sum(groups) + _LEAST_GPU < free / 2:  # with what aligns the groups
-            return int(1.1 * sum(groups)) + _LEAST_GPU
-        return min(_BLOCK_GPU, free // 4)
+        aligned = everything + everything // 20 + _SPARE
+        return aligned if aligned < free // 2 else min(_BLOCK_GPU, free // 4)
     return _BLOCK_GPU
 
 
