@@ -21,8 +21,10 @@ from memory import measure
 from timing import Measured, race
 
 CPU = torch.device("cpu")
-BARS = {"torchjd_over_ours": 1.0, "conflictfree_over_ours": 1.0, "blocks": 3.0, "missed": 1e-5}
+BARS = {"torchjd_over_ours": 1.0, "conflictfree_over_ours": 1.0, "work": 1.0, "missed": 1e-5}
 """Of every row of the table; a row may have more."""
+# Bytes of what is worked on at a time, beside a group's block.
+CHUNK = 1 << 24
 
 QUICK_REASON = "left out by --quick"
 
@@ -63,8 +65,7 @@ def _measure(row: Row, *, quick: bool, whole: bool) -> Measured:
     memory = measure(row)
     given = federation(model(row.model), row.clients)
     if "bytes" in memory:
-        for part in ("", "first_", "kept_"):
-            memory[f"{part}blocks"] = memory[f"{part}bytes"] / given.largest_block
+        memory["work"] = (memory["bytes"] - memory["kept_bytes"]) / (given.largest_block + CHUNK)
     racing = contestants.fast(given, CPU, row.repetitions)
     if quick and row.slow:
         racing |= dict.fromkeys(contestants.SLOW, QUICK_REASON)
@@ -74,7 +75,7 @@ def _measure(row: Row, *, quick: bool, whole: bool) -> Measured:
     times = race(racing, CPU, floor.measure)
     times["floor"] = {"seconds": floor.seconds, "parts": floor.parts}
     ratios = bars.ratios(times)
-    values = {**ratios, "missed": times["ours"]["missed"], "blocks": memory.get("blocks")}
+    values = {**ratios, "missed": times["ours"]["missed"], "work": memory.get("work")}
     wanted = {**BARS, **row.bars} if row.default else row.bars
     return {
         "name": row.name,
@@ -104,6 +105,7 @@ HEADER = (
     "conflictfree",
     "extra memory",
     "of it kept",
+    "widest group",
     "target missed by: ours",
     "published",
 )
@@ -125,8 +127,9 @@ def _cells(result: Measured) -> tuple[str, ...]:
         f"{ratios['ours_over_fedml']:.2f}",
         report.duration(times["mean"]["seconds"]),
         *(_slow(times[name], ratios.get(f"{name}_over_ours")) for name in contestants.SLOW),
-        f"{memory['blocks']:.2f} blocks" if "blocks" in memory else "none (1)",
-        f"{memory['kept_blocks']:.2f} blocks" if "blocks" in memory else "-",
+        f"{memory['bytes'] / 1e6:.1f} MB" if "bytes" in memory else "none (1)",
+        f"{memory['kept_bytes'] / 1e6:.1f} MB" if "bytes" in memory else "-",
+        f"{result['largest_block_bytes'] / 1e6:.1f} MB",
         f"{times['ours']['missed']:.0e}",
         f"{times['published']['missed']:.0e}" if "missed" in times["published"] else "-",
     )
@@ -151,8 +154,8 @@ def _footnotes(about: Measured, results: list[Measured]) -> list[str]:
         "Floor: one read that forms the differences, the float32 Gram product, one read that "
         "applies; each the fastest of a few plain ways, alone.",
         "In parentheses: times our time. With '>': the rule was given the first columns only.",
-        "Extra memory: peak of our call; a block: the clients' values of the widest group, m x d "
-        "float32; kept: the new model and the reference.",
+        "Extra memory: peak of our call; kept: the new model and the reference; widest group: the "
+        "clients' values of it, m x d float32.",
         "Target missed by: max |U g - rho| / max(rho), checked in float64. "
         f"Clients' cosine {about['cosine']}.",
         report.machine(about),

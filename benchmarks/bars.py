@@ -13,7 +13,7 @@ QUANTITIES = {
     "torchjd_over_ours": ("TorchJD ConFIG / ours", "above"),
     "conflictfree_over_ours": ("conflictfree / ours", "above"),
     "ours_milliseconds": ("ours, in ms", "at most"),
-    "blocks": ("extra memory, in blocks", "below"),
+    "work": ("extra memory that is not kept / (widest group's block + 16 MB)", "at most"),
     "missed": ("target missed by", "at most"),
 }
 """What a bar may be set for: what it is called, and how a value has to stand to the bar."""
