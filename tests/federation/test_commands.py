@@ -238,7 +238,7 @@ def test_a_sweep_has_every_bundled_rule_and_not_too_many_runs(path: Path) -> Non
     rules = {e.name for e in bundled if e.value.startswith("craft_adapters.aggregators.")}
     assert {point.config.names["aggregator"] for point in sweep.points} == rules
     assert rules <= set(available_aggregators())
-    assert len(sweep.first()) + len(sweep.rules) * (len(sweep.seeds) - 1) <= 130
+    assert len(sweep.first()) + len(sweep.rules) * (len(sweep.seeds) - 1) <= 140
 
 
 @pytest.mark.slow
