@@ -101,7 +101,7 @@ def client_histogram(
 
 
 def radar(
-    runs: Mapping[str, Mapping[str, float | None]],
+    runs: Mapping[str, Mapping[str, Any]],
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
@@ -109,8 +109,9 @@ def radar(
     """Draw a rule's figures on the axes of a star: mean, best and worst clients.
 
     Args:
-        runs: Label -> (name of the figure -> value in [0, 1]); all with the same names, at least
-            three of them. None is drawn at zero.
+        runs: Label -> (name of the figure -> value in [0, 1]), all with the same names, at least
+            three of them; or, for stars side by side, panel title -> (label -> figures). None is
+            drawn at zero.
         path: The file to write; missing folders are created.
         title: Above the picture.
 
@@ -304,38 +305,45 @@ def _draw_histogram(
     axes.text(0, 1.03, note, transform=axes.transAxes, fontsize=7, color=_GREY, va="bottom")
 
 
-def _radar_figure(
-    runs: Mapping[str, Mapping[str, float | None]], title: str | None = None
-) -> Figure:
-    styles = _styles(_panels({"": runs}, lambda r: False))
-    names = list(next(iter(runs.values())))
+def _radar_figure(runs: Mapping[str, Any], title: str | None = None) -> Figure:
+    stars = _panels(runs, lambda r: not _is_mapping(r) or all(map(_is_score, r.values())))
+    styles = _styles(stars)
+    names = list(next(iter(next(iter(stars.values())).values())))
     if len(names) < 3:
         raise ValueError(f"a star needs at least three figures, got {', '.join(names)}")
     angles = np.linspace(0, 2 * math.pi, len(names), endpoint=False)
-    per_line, legend_lines = _per_line(styles, 4.6)
-    figure = _new_figure(4.6, 3.6 + 0.19 * legend_lines, title)
-    axes: Any = figure.subplots(subplot_kw={"projection": "polar"})
-    for i, (label, values) in enumerate(runs.items()):
-        if list(values) != names:
-            raise ValueError(
-                f"{_place('', label)} has {', '.join(values)}; expected {', '.join(names)}"
+    columns, rows = _evenly(len(stars), _WIDEST)
+    side = 4.6 if len(stars) == 1 else 2.6
+    per_line, legend_lines = _per_line(styles, side * columns)
+    figure = _new_figure(
+        side * columns, 0.8 * side * rows + 0.19 * legend_lines + 0.2 * (len(stars) > 1), title
+    )
+    grid = figure.subplots(rows, columns, squeeze=False, subplot_kw={"projection": "polar"})
+    for axes, (panel, by_label) in zip(grid.flat, stars.items(), strict=False):
+        for i, (label, values) in enumerate(by_label.items()):
+            if list(values) != names:
+                raise ValueError(
+                    f"{_place(panel, label)} has {', '.join(values)}; expected {', '.join(names)}"
+                )
+            colour, marker = styles[label]
+            radii = [0.0 if v is None or math.isnan(v) else float(v) for v in values.values()]
+            axes.plot(
+                [*angles, angles[0]],
+                [*radii, radii[0]],
+                color=colour,
+                marker=marker,
+                markersize=5,
+                linewidth=1.4,
+                linestyle=("-", "--", ":", "-.")[i % 4],
             )
-        colour, marker = styles[label]
-        radii = [0.0 if v is None or math.isnan(v) else float(v) for v in values.values()]
-        axes.plot(
-            [*angles, angles[0]],
-            [*radii, radii[0]],
-            color=colour,
-            marker=marker,
-            markersize=5,
-            linewidth=1.4,
-            linestyle=("-", "--", ":", "-.")[i % 4],
-        )
-    axes.set_theta_offset(math.pi / 2)
-    axes.set_xticks(angles, names, fontsize=9)
-    axes.set_ylim(0, 1)
-    axes.tick_params(axis="x", pad=12)
-    axes.tick_params(axis="y", labelsize=7)
+        axes.set_title(panel, fontsize=10)
+        axes.set_theta_offset(math.pi / 2)
+        axes.set_xticks(angles, names, fontsize=9 if len(stars) == 1 else 7)
+        axes.set_ylim(0, 1)
+        axes.tick_params(axis="x", pad=12 if len(stars) == 1 else 4)
+        axes.tick_params(axis="y", labelsize=7 if len(stars) == 1 else 5)
+    for axes in grid.flat[len(stars) :]:
+        axes.remove()
     lines = [
         {"label": label, "color": colour, "marker": marker, "markersize": 5}
         for label, (colour, marker) in styles.items()

@@ -178,6 +178,8 @@ def test_a_star_has_an_axis_per_figure() -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == list(STARS)
     assert axes.lines[0].get_ydata().tolist() == [0.8, 1.0, 0.0, 0.8], "closed, None at zero"
     assert axes.lines[0].get_linestyle() != axes.lines[1].get_linestyle()
+    two = _radar_figure({"first": {"craft": STARS}, "second": {"craft": STARS}}).axes
+    assert [axes.get_title() for axes in two] == ["first", "second"]
     with pytest.raises(ValueError, match="at least three figures, got a"):
         _radar_figure({"craft": {"a": 1.0}})
     with pytest.raises(ValueError, match="run 'fedavg' has a; expected mean"):

@@ -204,15 +204,19 @@ def _draw(rows: Sequence[_Row], folder: Path, ending: str) -> list[Path]:
     figures = {"mean": "mean", "best 10 %": "best10", "worst 10 %": "worst10"}
     before = {"initial model": next(iter(shown.values())).clients(first=True)}
     written = [
-        plots.accuracy_over_rounds(_panels(shown), file("accuracy")),
+        plots.accuracy_over_rounds(
+            _panels({label: _curves(s) for label, s in shown.items()}), file("accuracy")
+        ),
         plots.client_histogram(
             before | {k: s.clients() for k, s in shown.items()}, file("clients")
         ),
         plots.radar(
-            {
-                label: {name: s.last(key) for name, key in figures.items()}
-                for label, s in shown.items()
-            },
+            _panels(
+                {
+                    label: {name: s.last(key) for name, key in figures.items()}
+                    for label, s in shown.items()
+                }
+            ),
             file("radar"),
         ),
         plots.std_bars(_by_model(shown), file("std")),
@@ -226,13 +230,12 @@ def _draw(rows: Sequence[_Row], folder: Path, ending: str) -> list[Path]:
     return written
 
 
-def _panels(shown: Mapping[str, Series]) -> dict[str, Any]:
-    """Curves in one panel; of many rules, each in its own beside the first one."""
-    curves = {label: _curves(series) for label, series in shown.items()}
-    if len(curves) <= _TOGETHER:
-        return curves
-    first, *others = curves
-    return {label: {"the rule": curves[label], first: curves[first]} for label in others}
+def _panels(drawn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rules in one panel; many, each in its own beside the first one."""
+    if len(drawn) <= _TOGETHER:
+        return drawn
+    first, *others = drawn
+    return {label: {"the rule": drawn[label], first: drawn[first]} for label in others}
 
 
 def _curves(series: Series) -> dict[str, Any]:
