@@ -342,7 +342,7 @@ def test_order_of_replies_changes_not_a_bit(
     plan=plans(kinds=["update"], lowest=-3.0, highest=3.0),
     factor=st.sampled_from((0.25, 0.5, 2.0, 16.0, 0.3, 3.7)),
     which=st.integers(0, 6),
-    options=st.sampled_from(({}, {"constraint": "at_least"}, {"reference": "ema"})),
+    options=st.sampled_from(({}, {"reference": "ema"})),
 )
 def test_positive_scaling_of_a_client_changes_nothing(
     plan: Plan, factor: float, which: int, options: dict[str, Any], device: torch.device
@@ -853,139 +853,6 @@ def test_ema_reference(beta: float, device: torch.device) -> None:
         assert relative(flat(federation.theta) - flat(result.state), wanted) <= 1e-9
         average = beta * average + (1 - beta) * direction(wanted)
         assert relative(remembered(rule, federation.theta), average) <= 1e-9
-
-
-# -- the one-sided constraint ---------------------------------------------------------------------
-
-
-def by_active_sets(unit: Tensor, targets: Tensor, r: Tensor) -> Tensor:
-    """The g nearest to r with U g >= t: of all sets of clients held to equality, the best."""
-    best, nearest = r, math.inf
-    count = len(unit)
-    for some in itertools.product((False, True), repeat=count):
-        held = torch.tensor(some)
-        g = r + torch.linalg.pinv(unit[held]) @ (targets[held] - unit[held] @ r)
-        distance = float(torch.linalg.vector_norm(g - r))
-        if distance < nearest and (unit @ g >= targets - 1e-9).all():
-            best, nearest = g, distance
-    assert nearest < math.inf
-    return best
-
-
-@quick
-@given(plan=plans(), client_length=st.sampled_from((None, 0.5, 1.0)))
-def test_at_least_is_feasible_closest_and_bounded(
-    plan: Plan, client_length: float | None, device: torch.device
-) -> None:
-    """By the conditions of Karush, Kuhn and Tucker, which are sufficient here."""
-    rule = rule_for(device, constraint="at_least", client_length=client_length)
-    past = None
-    for number in range(3):
-        federation = plan.build(device, number)
-        active = torch.linalg.vector_norm(federation.rows, dim=1) >= THRESHOLD
-        used = federation.rows[active]
-        assume(len(used) and condition(used) < 30)
-        (group,) = rule.aggregate(federation.theta, federation.clients).report.groups
-        g = remembered(rule, federation.theta)
-        unit, pinv = units(used), torch.linalg.pinv(units(used))
-        targets = federation.rho[active] / federation.rho[active].sum()
-        if client_length is not None:
-            targets = client_length * targets / torch.linalg.vector_norm(pinv @ targets)
-        r = torch.zeros_like(g) if past is None else direction(past)
-        eps = 1e-9 if plan.dtype == F64 else 2e-5
-        beyond = unit @ g - targets
-        assert (beyond >= -eps * targets.amax()).all()
-        multipliers = pinv.T @ (g - r)
-        size = 1 + float(multipliers.abs().amax())
-        assert torch.linalg.vector_norm(g - r - unit.T @ multipliers) <= eps * size
-        assert (multipliers >= -eps * size).all()
-        assert (multipliers * beyond <= eps * size**2).all()
-        own = torch.linalg.vector_norm(pinv @ targets)  # the part of the clients alone
-        assert torch.linalg.vector_norm(g) <= math.sqrt(float(r @ r + own**2)) + eps
-        assert group.conflicts_after == ()
-        assert group.residual is not None
-        assert group.residual <= eps * targets.amax()
-        past = g
-
-
-@quick
-@given(
-    seed=st.integers(0, 1000),
-    count=st.integers(1, 5),
-    copies=st.integers(0, 2),
-    cosine=st.sampled_from((0.0, 0.3, 0.8)),
-)
-def test_at_least_by_trying_all_active_sets(
-    seed: int, count: int, copies: int, cosine: float, device: torch.device
-) -> None:
-    """Also with duplicates, whose targets differ: the larger one holds for both."""
-    rule = rule_for(device, constraint="at_least")
-    past = torch.zeros(64, dtype=F64)
-    for number in range(2):
-        federation = by_hand(device, clients=count, cosine=cosine, seed=seed, round=number)
-        again = [replace(c, client_id=50 + i) for i, c in enumerate(federation.clients[:copies])]
-        federation = Federation(federation.theta, federation.clients + again)
-        g = run(federation, rule)
-        wanted = by_active_sets(units(federation.rows), federation.rho, direction(past))
-        assert torch.linalg.vector_norm(g - wanted) <= 1e-7
-        past = g
-
-
-def test_at_least_keeps_a_reference_that_satisfies_it(
-    device: torch.device, dtype: torch.dtype
-) -> None:
-    rule = rule_for(device, constraint="at_least")
-    federation = by_hand(device, clients=6, cosine=0.9, dtype=dtype)
-    mean = direction(units(federation.rows).mean(0)).to(dtype)
-    rule.load_state_dict({"reference": {"layer0.weight": 3 * mean}})
-    (group,) = rule.aggregate(federation.theta, federation.clients).report.groups
-    kept = remembered(rule, federation.theta)
-    assert torch.linalg.vector_norm(kept - direction(mean.to(F64))) <= 4 * torch.finfo(dtype).eps
-    assert group.cosine_to_reference == pytest.approx(1, abs=1e-6)
-    # The published rule does not.
-    rule = rule_for(device)
-    rule.load_state_dict({"reference": {"layer0.weight": 3 * mean}})
-    assert relative(run(federation, rule), kept) > 0.1
-
-
-@pytest.mark.parametrize("counts", [(5, 5), (1, 4), (4, 1)])
-def test_at_least_where_nobody_can(counts: tuple[int, int], device: torch.device) -> None:
-    """Opposite clients: what is missing is shared, and the report says who is pointed against."""
-    theta = {"w": torch.zeros(3, dtype=F64, device=device)}
-    row = torch.tensor([2.0, 0.0, 0.0], dtype=F64, device=device)
-    clients = [
-        ClientUpdate(i, n, {"w": sign * row}, "update")
-        for i, (n, sign) in enumerate(zip(counts, (1, -2), strict=True))
-    ]
-    rule = rule_for(device, constraint="at_least")
-    (group,) = rule.aggregate(theta, clients).report.groups
-    rho = torch.tensor(counts, dtype=F64) / sum(counts)
-    wanted = torch.tensor([(rho[0] - rho[1]) / 2, 0, 0], dtype=F64)
-    torch.testing.assert_close(remembered(rule, theta), wanted, rtol=0, atol=1e-12)
-    assert group.residual == pytest.approx(0.5)
-    loser = () if counts[0] == counts[1] else (int(counts[0] > counts[1]),)
-    assert group.conflicts_after == loser
-    assert "not guaranteed" in group.note
-
-
-@pytest.mark.parametrize("clients", [20, 100])
-def test_at_least_in_float32_at_many_clients(clients: int, device: torch.device) -> None:
-    rule = rule_for(device, constraint="at_least")
-    past = None
-    for number in range(2):
-        federation = by_hand(
-            device, clients=clients, width=3000, cosine=0.5, dtype=torch.float32, round=number
-        )
-        g = run(federation, rule)
-        unit = units(federation.rows)
-        r = torch.zeros_like(g) if past is None else direction(past)
-        beyond = unit @ g - federation.rho
-        multipliers = torch.linalg.pinv(unit).T @ (g - r)
-        assert (beyond >= -1e-5 * federation.rho.amax()).all()
-        assert (multipliers >= -1e-6).all()
-        assert (multipliers * beyond).abs().amax() <= 1e-6
-        assert number == 0 or (beyond > 1e-3).any()  # else it would be the published step
-        past = g
 
 
 # -- targets by loss, step lengths ----------------------------------------------------------------

@@ -28,10 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
         "options": {"reference": "ema", "scale": "steady", "client_length": 1.0},
     },
     "float64": {"rule": "craft", "dtype": "float64"},
-    "one-sided, mean": {
-        "rule": "craft",
-        "options": {"constraint": "at_least", "scale": "mean"},
-    },
+    "balanced": {"rule": "craft_balanced"},
     "more clients than numbers": {"rule": "craft", "clients": 40},
     "fedavg": {"rule": "fedavg"},
     "a client with NaN in one shard": {"rule": "craft", "spoilt": 1},

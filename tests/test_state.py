@@ -46,7 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "client_norm": {"scale": "client_norm", "targets": "uniform"},
     "steady ema": {"scale": "steady", "reference": "ema", "granularity": "tensor"},
     "model": {"granularity": "model", "scale": "steady"},
-    "one-sided": {"constraint": "at_least", "client_length": 1.0, "scale": "mean"},
+    "mean": {"client_length": 1.0, "scale": "mean"},
 }
 
 

@@ -4,6 +4,7 @@ from ._gram_rule import Combination, GramRule, Grams
 from .afl import AFL
 from .config import ConFIG
 from .craft import Craft
+from .craft_balanced import CraftBalanced
 from .fedadagrad import FedAdagrad
 from .fedadam import FedAdam
 from .fedavg import FedAvg
@@ -21,6 +22,7 @@ __all__ = [
     "Combination",
     "ConFIG",
     "Craft",
+    "CraftBalanced",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",

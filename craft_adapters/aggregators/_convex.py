@@ -1,11 +1,11 @@
-"""Small convex problems over weights >= 0, most with sum one: float64, on the CPU."""
+"""Small convex problems over weights that sum to one: float64, on the CPU."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["min_norm_in_box", "min_norm_point", "nonnegative", "require", "simplex_projection"]
+__all__ = ["min_norm_in_box", "min_norm_point", "require", "simplex_projection"]
 
 _EXTRA = "install it with: pip install 'craft-adapters[rules]'"
 
@@ -77,23 +77,6 @@ def min_norm_in_box(products: Tensor, low: Tensor, high: Tensor) -> Tensor:
         raise ArithmeticError(f"daqp found no weights for {size} vectors (exit flag {flag})")
     weights = torch.from_numpy(np.array(solution)).clamp(low, high)
     return weights / weights.sum()
-
-
-def nonnegative(matrix: Tensor, linear: Tensor) -> Tensor:
-    """The x >= 0, (m,), with the smallest x . P x / 2 - x . c, for a positive definite P (m, m).
-
-    By non-negative least squares: with P = L L^T it has the smallest |L^T x - L^-1 c|.
-
-    >>> P = torch.tensor([[1.0, -0.5], [-0.5, 1.0]], dtype=torch.float64)
-    >>> nonnegative(P, torch.tensor([1.0, -2.0], dtype=torch.float64))
-    tensor([1., 0.], dtype=torch.float64)
-    """
-    from scipy.optimize import nnls
-
-    factor = torch.linalg.cholesky(matrix)
-    target = torch.linalg.solve_triangular(factor, linear.unsqueeze(-1), upper=False).squeeze(-1)
-    solution, _ = nnls(factor.mT.numpy(), target.numpy(), maxiter=30 * len(linear) + 100)
-    return torch.from_numpy(solution)
 
 
 def require(package: str) -> None:

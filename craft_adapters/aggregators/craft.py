@@ -16,7 +16,6 @@ from ..errors import OptionError
 from ..plugins import hookimpl
 from ..projection import Cosines, Solution, solve
 from ._common import EPS64, NOISE, Common, cutoff, shows_common_options
-from ._convex import nonnegative, require
 from ._entries import cloned, read_count, read_entries, read_numbers, read_round
 from ._gram_rule import Combination, GramRule, Grams
 from ._requirements import losses
@@ -28,16 +27,12 @@ __all__ = ["AgreementWarning", "Craft"]
 
 Reference = Literal["previous", "zero", "ema"]
 Targets = Literal["examples", "uniform", "sqrt", "loss"] | Callable[[Sequence[ClientUpdate]], Any]
-Constraint = Literal["equal", "at_least"]
 Scale = Literal["unit", "client_norm", "mean", "steady"]
 
 # A remembered direction shorter than this is no direction: steps have about unit length.
 _NO_REFERENCE = 1e-12
 # targets="loss": a client counts for this much of the mean one at least, and at most.
 _LEAST, _MOST = 0.5, 2.0
-# constraint="at_least": what is added to the cosine matrix, whose diagonal is one, to find out whom
-# the constraint binds. It only has to be small: the step is solved for without it.
-_RIDGE = 1e-10
 # "steady": the step length follows the clients' by a tenth a round, and grows by 2 % at most.
 _FOLLOW, _GROW = 0.1, 1.02
 # The clients agree far more than the targets let the step follow: one direction could have this
@@ -80,8 +75,6 @@ class Craft(GramRule):
             examples), ``"loss"`` (of the broadcast model, over the mean of the round's clients,
             kept between 1/2 and 2; needs ``ClientUpdate.loss`` >= 0), or a function from the list
             of ClientUpdate to as many positive numbers; renormalised over the active clients.
-        constraint: ``"equal"`` (the paper). ``"at_least"``: U g >= rho, so that a reference that
-            satisfies it is kept as it is. Needs scipy: the extra ``rules``.
         client_length: None: targets are rho (the paper). A number L: they are rho times the
             factor that gives the clients' own part U^+ rho the length L against the reference's 1.
             All inner products stay positive, and |g| <= sqrt(1 + L^2) however nearly parallel the
@@ -95,7 +88,6 @@ class Craft(GramRule):
 
     Raises:
         OptionError: an option has a value that it does not take.
-        ImportError: scipy is missing.
 
     Differences from the published code: buffers are averaged, never projected; one active client
     is treated by the same formula; the pseudo-inverse's cut-off does not grow with the width.
@@ -124,7 +116,6 @@ class Craft(GramRule):
         reference: Reference = "previous",
         beta: float = 0.9,
         targets: Targets = "examples",
-        constraint: Constraint = "equal",
         client_length: float | None = None,
         scale: Scale = "unit",
         granularity: Granularity = "layer",
@@ -141,9 +132,6 @@ class Craft(GramRule):
         _require(
             callable(targets) or targets in names, "targets", targets, f"{names} or a function"
         )
-        _require(
-            constraint in get_args(Constraint), "constraint", constraint, str(get_args(Constraint))
-        )
         _require(scale in get_args(Scale), "scale", scale, str(get_args(Scale)))
         _require(
             client_length is None or 0 < client_length < math.inf,
@@ -151,8 +139,6 @@ class Craft(GramRule):
             client_length,
             "None or a number > 0",
         )
-        if constraint == "at_least":
-            require("scipy")
         if targets == "loss":
             self.requires = frozenset({"loss"})  # of this object only
         self.server_lr = server_lr
@@ -160,7 +146,6 @@ class Craft(GramRule):
         self.reference = reference
         self.beta = beta
         self.targets = targets
-        self.constraint = constraint
         self.client_length = client_length
         self.scale = scale
         self._reference: dict[str, Tensor] = {}
@@ -182,12 +167,10 @@ class Craft(GramRule):
 
         before = grams.memory_products * inverse * reference.unsqueeze(-1)  # U r
         shares = self._shares(grams, active)
-        cosines = Cosines(grams.products, inverse)
-        rtol = cutoff(grams)
         solution = solve(
-            cosines,
+            Cosines(grams.products, inverse),
             torch.stack([shares, before, active.to(torch.float64)], dim=-1),
-            rtol=rtol,
+            rtol=cutoff(grams),
         )
         toward_targets, toward_reference, toward_all = solution.x.unbind(-1)
         # |U^+ rho|^2, and the largest cosine that one direction has with all: 1/|U^+ 1|.
@@ -200,9 +183,6 @@ class Craft(GramRule):
             factor = torch.where(cancels, 0.0, self.client_length * length2.rsqrt())
         targets = factor.unsqueeze(-1) * shares
         coefficients = factor.unsqueeze(-1) * toward_targets - toward_reference
-        if self.constraint == "at_least":
-            coefficients, slack = _at_least(cosines, targets - before, rtol)
-            targets = targets + slack
 
         idle = count == 0  # the paper's rule: this group is averaged
         nan = torch.full_like(length2, torch.nan)
@@ -332,8 +312,8 @@ class Craft(GramRule):
             warnings.warn(
                 "CRAFT: for several rounds the clients agree far more than their targets (mean "
                 f"{1 / len(grams.clients):.3g}) let the step follow, so the previous step "
-                "outweighs them and training may stall. Set client_length=1, targets='sqrt', "
-                "scale='steady' and server_lr=1 if the step length is not tuned",
+                "outweighs them and training may stall. Use the rule 'craft_balanced', or set "
+                "client_length=1 and targets='sqrt'",
                 AgreementWarning,
                 stacklevel=5,
             )
@@ -350,37 +330,6 @@ def _lagging(losses: Tensor) -> Tensor:
     if not mean > 0:
         return torch.ones_like(losses)
     return (losses / mean).clamp(_LEAST, _MOST)
-
-
-def _at_least(cosines: Cosines, missing: Tensor, rtol: Tensor) -> tuple[Tensor, Tensor]:
-    """The l of g = r + U^T l, the step nearest to r with U g >= t.
-
-    By its dual, l = argmin l . K l / 2 - l . (t - U r) over l >= 0. Where no step satisfies all,
-    the sum of the squares of what is missing is as small as it can be.
-
-    Args:
-        cosines: (q, m, m) K.
-        missing: (q, m) t - U r.
-        rtol: See ``solve``.
-
-    Returns:
-        (q, m) l, and (q, m) how far U g is beyond t.
-    """
-    binding = torch.zeros_like(cosines.active)
-    for q, some in enumerate(cosines.active):
-        if bool((missing[q, some] > 0).any()):
-            (matrix,) = cosines.of(slice(q, q + 1))
-            matrix = matrix[some][:, some] + _RIDGE * torch.eye(
-                int(some.sum()), dtype=torch.float64
-            )
-            binding[q, some] = nonnegative(matrix, missing[q, some]) > 0
-    bound = Cosines(cosines.products, cosines.scale.where(binding, 0.0))
-    weights = solve(bound, missing.unsqueeze(-1), rtol=rtol).x.squeeze(-1)
-    slack = torch.zeros_like(missing)
-    for part in cosines.parts():
-        reached = (cosines.of(part) @ weights[part].unsqueeze(-1)).squeeze(-1)
-        slack[part] = (reached - missing[part]).clamp(min=0.0)
-    return weights, slack
 
 
 def _notes(solution: Solution, count: Tensor) -> dict[int, str]:

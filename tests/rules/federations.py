@@ -25,7 +25,7 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
         "craft",
         {"targets": "sqrt", "client_length": 1.0, "scale": "steady"},
     ),
-    "craft one-sided": ("craft", {"constraint": "at_least", "scale": "mean"}),
+    "craft_balanced": ("craft_balanced", {}),
     "craft by loss": ("craft", {"targets": "loss", "reference": "ema"}),
     "fedadagrad": ("fedadagrad", {}),
     "fedadagrad with momentum": ("fedadagrad", {"beta1": 0.9}),
