@@ -79,6 +79,7 @@ RUNS = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "host"), RUNS, ids=name)
 def test_code_runs(page: Path, host: str | None, tmp_path: Path) -> None:
     if host is not None and importlib.util.find_spec(host) is None:

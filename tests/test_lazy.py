@@ -247,6 +247,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's limit of data memory")
 def test_updates_four_times_as_large_as_the_memory_allowed() -> None:
     def run(how: str) -> subprocess.CompletedProcess[str]:

@@ -32,6 +32,7 @@ def test_snippets_are_copied_from_files(path: str, snippet: str) -> None:
     assert snippet in (ROOT / path).read_text()
 
 
+@pytest.mark.slow
 def test_the_loop_of_your_own_runs(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(ROOT / "examples" / "own_loop.py")],

@@ -14,6 +14,8 @@ import torch
 
 from craft_adapters.simulation import read_config
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SMALL = (
     "model=mlp",

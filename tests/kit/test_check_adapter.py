@@ -230,6 +230,7 @@ def test_an_override_that_comes_later_fails_the_verdict() -> None:
         mine().test_verdict()
 
 
+@pytest.mark.slow
 def test_as_pytest_runs_it(tmp_path: Path) -> None:
     text = """
         import dataclasses

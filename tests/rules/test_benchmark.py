@@ -9,6 +9,8 @@ import pytest
 
 from ..test_benchmarks import Answer, answer, numbers, run, table
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> Answer:
