@@ -284,7 +284,7 @@ class Aggregator(ABC):
     Attributes:
         name: The name in the registry (class attribute).
         requires: What a rule needs from clients beyond values and counts, out of
-            ``{"loss", "local_steps"}`` (class attribute; by its options an object may need more).
+            ``{"loss", "local_steps"}`` (class attribute).
         observers: Functions that :meth:`aggregate` calls with the report of each round that
             succeeded. ``get_aggregator`` puts the plug-ins' observers here.
 
@@ -294,7 +294,7 @@ class Aggregator(ABC):
     """
 
     name: ClassVar[str]
-    requires: frozenset[str] = frozenset()
+    requires: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self) -> None:
         self.observers: list[Callable[[AggregationReport], None]] = []

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from craft_adapters import ClientUpdate, IncompatibleUpdate, OptionError
+from craft_adapters import ClientUpdate, OptionError
 from craft_adapters.aggregators import Craft
 from craft_adapters.aggregators.craft import AgreementWarning
 from craft_adapters.projection import Cosines, Rows, combine, gram, solve
@@ -855,57 +855,7 @@ def test_ema_reference(beta: float, device: torch.device) -> None:
         assert relative(remembered(rule, federation.theta), average) <= 1e-9
 
 
-# -- targets by loss, step lengths ----------------------------------------------------------------
-
-
-def test_targets_by_loss(device: torch.device) -> None:
-    rule = rule_for(device, targets="loss")
-    assert rule.requires == {"loss"}
-    assert Craft.requires == rule_for(device).requires == frozenset()
-    losses, wanted = [1.0, 3.0, 0.0, 12.0, 4.0], [0.5, 0.75, 0.5, 2.0, 1.0]
-    past = None
-    for number in range(2):
-        federation = by_hand(device, round=number)
-        clients = [replace(c, loss=x) for c, x in zip(federation.clients, losses, strict=True)]
-        g = run(replace(federation, clients=clients), rule)
-        rho = torch.tensor(wanted, dtype=F64)
-        assert relative(g, formula(federation.rows, rho / rho.sum(), past)) <= 1e-9
-        past = direction(g)
-
-
-@quick
-@given(losses=st.lists(st.floats(0, 1e30), min_size=1, max_size=6))
-def test_targets_by_loss_are_positive_and_bounded(
-    losses: list[float], device: torch.device
-) -> None:
-    federation = by_hand(device, clients=len(losses))
-    clients = [replace(c, loss=x) for c, x in zip(federation.clients, losses, strict=True)]
-    targets = units(federation.rows) @ run(
-        replace(federation, clients=clients), rule_for(device, targets="loss")
-    )
-    assert float(targets.sum()) == pytest.approx(1)
-    assert float(targets.amin()) > 0
-    assert float(targets.amax() / targets.amin()) <= 4 * (1 + 1e-6)
-    # Whoever has the larger loss has no smaller target.
-    order = sorted(range(len(losses)), key=lambda i: losses[i])
-    assert (targets[order].diff() >= -1e-9).all()
-
-
-@pytest.mark.parametrize("losses", [[0.0] * 5, [2.5] * 5])
-def test_equal_losses_are_uniform_targets(losses: list[float], device: torch.device) -> None:
-    federation = by_hand(device)
-    clients = [replace(c, loss=x) for c, x in zip(federation.clients, losses, strict=True)]
-    one = run(replace(federation, clients=clients), rule_for(device, targets="loss"))
-    two = run(federation, rule_for(device, targets="uniform"))
-    assert relative(one, two) <= 1e-12
-
-
-def test_a_negative_loss_is_refused(device: torch.device) -> None:
-    federation = by_hand(device)
-    clients = [replace(c, loss=-1.0) for c in federation.clients]
-    rule = rule_for(device, targets="loss")
-    with pytest.raises(IncompatibleUpdate, match=r"client 0: loss must be >= 0"):
-        rule.aggregate(federation.theta, clients)
+# -- step lengths -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.25])
@@ -1016,7 +966,6 @@ def test_granularity(granularity: str, device: torch.device) -> None:
         {"client_length": 0.0},
         {"client_length": math.inf},
         {"scale": "unitary"},
-        {"constraint": "at_most"},
         {"granularity": "block"},
         {"on_nonfinite": "ignore"},
         {"device": "abacus"},
@@ -1062,7 +1011,7 @@ def test_agreement_warning_names_the_options_and_the_callers_line(device: torch.
             federation = by_hand(device, clients=10, cosine=0.8, round=number)
             rule.aggregate(federation.theta, federation.clients)
     (warning,) = caught
-    for option in ("client_length=1", "targets='sqrt'", "scale='steady'"):
+    for option in ("'craft_balanced'", "client_length=1", "targets='sqrt'"):
         assert option in str(warning.message)
     assert Path(warning.filename).name == Path(__file__).name
 

@@ -18,7 +18,6 @@ from ..projection import Cosines, Solution, solve
 from ._common import EPS64, NOISE, Common, cutoff, shows_common_options
 from ._entries import cloned, read_count, read_entries, read_numbers, read_round
 from ._gram_rule import Combination, GramRule, Grams
-from ._requirements import losses
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,13 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["AgreementWarning", "Craft"]
 
 Reference = Literal["previous", "zero", "ema"]
-Targets = Literal["examples", "uniform", "sqrt", "loss"] | Callable[[Sequence[ClientUpdate]], Any]
+Targets = Literal["examples", "uniform", "sqrt"] | Callable[[Sequence[ClientUpdate]], Any]
 Scale = Literal["unit", "client_norm", "mean", "steady"]
 
 # A remembered direction shorter than this is no direction: steps have about unit length.
 _NO_REFERENCE = 1e-12
-# targets="loss": a client counts for this much of the mean one at least, and at most.
-_LEAST, _MOST = 0.5, 2.0
 # "steady": the step length follows the clients' by a tenth a round, and grows by 2 % at most.
 _FOLLOW, _GROW = 0.1, 1.02
 # The clients agree far more than the targets let the step follow: one direction could have this
@@ -72,9 +69,8 @@ class Craft(GramRule):
             step does not outweigh the others; r has length 1 as ``"previous"`` has.
         beta: Weight of the past in ``reference="ema"``, 0 <= beta < 1.
         targets: rho: ``"examples"`` (the paper), ``"uniform"``, ``"sqrt"`` (of the number of
-            examples), ``"loss"`` (of the broadcast model, over the mean of the round's clients,
-            kept between 1/2 and 2; needs ``ClientUpdate.loss`` >= 0), or a function from the list
-            of ClientUpdate to as many positive numbers; renormalised over the active clients.
+            examples), or a function from the list of ClientUpdate to as many positive numbers (by
+            their losses, say); renormalised over the active clients.
         client_length: None: targets are rho (the paper). A number L: they are rho times the
             factor that gives the clients' own part U^+ rho the length L against the reference's 1.
             All inner products stay positive, and |g| <= sqrt(1 + L^2) however nearly parallel the
@@ -128,7 +124,7 @@ class Craft(GramRule):
         _require(0 <= norm_threshold < math.inf, "norm_threshold", norm_threshold, "a number >= 0")
         _require(reference in get_args(Reference), "reference", reference, str(get_args(Reference)))
         _require(0 <= beta < 1, "beta", beta, "a number in [0, 1)")
-        names = ("examples", "uniform", "sqrt", "loss")
+        names = ("examples", "uniform", "sqrt")
         _require(
             callable(targets) or targets in names, "targets", targets, f"{names} or a function"
         )
@@ -139,8 +135,6 @@ class Craft(GramRule):
             client_length,
             "None or a number > 0",
         )
-        if targets == "loss":
-            self.requires = frozenset({"loss"})  # of this object only
         self.server_lr = server_lr
         self.norm_threshold = norm_threshold
         self.reference = reference
@@ -248,8 +242,6 @@ class Craft(GramRule):
             raw = grams.shares.sqrt()
         elif self.targets == "uniform":
             raw = torch.ones_like(grams.shares)
-        elif self.targets == "loss":
-            raw = _lagging(losses(grams.clients, least=0.0))
         else:
             raw = torch.as_tensor(
                 self.targets(list(grams.clients)), dtype=torch.float64, device="cpu"
@@ -318,18 +310,6 @@ class Craft(GramRule):
                 stacklevel=5,
             )
         return rounds
-
-
-def _lagging(losses: Tensor) -> Tensor:
-    """(m,) Losses over their mean, within bounds.
-
-    >>> _lagging(torch.tensor([1.0, 3.0, 0.0, 12.0]))
-    tensor([0.5000, 0.7500, 0.5000, 2.0000])
-    """
-    mean = losses.mean()
-    if not mean > 0:
-        return torch.ones_like(losses)
-    return (losses / mean).clamp(_LEAST, _MOST)
 
 
 def _notes(solution: Solution, count: Tensor) -> dict[int, str]:

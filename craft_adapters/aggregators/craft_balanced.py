@@ -29,7 +29,7 @@ class CraftBalanced(Craft):
         norm_threshold: See :class:`Craft`.
         reference: See :class:`Craft`.
         beta: See :class:`Craft`.
-        targets: See :class:`Craft`; ``"loss"`` where clients report it.
+        targets: See :class:`Craft`.
         client_length: See :class:`Craft`.
         scale: See :class:`Craft`.
         granularity: As for the other options, see :class:`GramRule`.

@@ -287,7 +287,7 @@ def available_aggregators(gives: Iterable[str] | None = None) -> tuple[str, ...]
 
     Args:
         gives: Only rules that need no more of each client, beside its model and its number of
-            examples: "loss", "local_steps". As they are by default: an option may need more.
+            examples: "loss", "local_steps".
 
     Example:
         >>> set(available_aggregators()) >= {"craft", "fedavg", "afl"}

@@ -26,7 +26,6 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
         {"targets": "sqrt", "client_length": 1.0, "scale": "steady"},
     ),
     "craft_balanced": ("craft_balanced", {}),
-    "craft by loss": ("craft", {"targets": "loss", "reference": "ema"}),
     "fedadagrad": ("fedadagrad", {}),
     "fedadagrad with momentum": ("fedadagrad", {"beta1": 0.9}),
     "fedadam": ("fedadam", {}),

@@ -458,7 +458,7 @@ def test_the_report_is_about_the_step_that_was_made(
 NEEDY = [
     label
     for label, (name, _) in RULES.items()
-    if name in {"afl", "fedfv", "fedlf", "fednova", "qfedavg"} or label == "craft by loss"
+    if name in {"afl", "fedfv", "fedlf", "fednova", "qfedavg"}
 ]
 
 
