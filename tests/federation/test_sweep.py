@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -243,10 +245,19 @@ def test_a_terminal_gets_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "2/2" in done.output
 
 
-def start(path: Path, out: Path) -> subprocess.Popen[str]:
-    program = "from craft_adapters.cli import main; main()"
+@contextmanager
+def start(path: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
+    """A sweep that Ctrl-C stops, also where the tests themselves run in the background."""
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    program += "from craft_adapters.cli import main; main()"
     command = [sys.executable, "-c", program, "sweep", str(path), "--out", str(out), "--jobs", "2"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # its processes end with it
 
 
 def begun(out: Path) -> list[Path]:
