@@ -67,7 +67,13 @@ class Folder:
         running = [
             subprocess.Popen(
                 [sys.executable, *script, *self.arguments],
-                env={**os.environ, **common, "RANK": str(rank), "WORLD_SIZE": str(count)},
+                env={
+                    **os.environ,
+                    **common,
+                    "OMP_NUM_THREADS": "1",
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(count),
+                },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
