@@ -67,13 +67,7 @@ class Folder:
         running = [
             subprocess.Popen(
                 [sys.executable, *script, *self.arguments],
-                env={
-                    **os.environ,
-                    **common,
-                    "OMP_NUM_THREADS": "1",
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(count),
-                },
+                env={**os.environ, **common, "RANK": str(rank), "WORLD_SIZE": str(count)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -110,3 +104,12 @@ def forget() -> None:
     for module in [*sys.modules]:
         if module in names or module.startswith("core."):
             del sys.modules[module]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As the processes of a run have it: sums have the same order, and bits can be compared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
