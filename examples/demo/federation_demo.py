@@ -13,20 +13,16 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from comparison import PUBLISHED, WORLDS, Outcome, conclude
 from rich.console import Console
 
 from craft_adapters.cli import main as craft_adapters
-from craft_adapters.plots import accuracy_over_rounds, client_histogram
 from craft_adapters.simulation import read_lines
-from craft_adapters.sinks import JsonlSink
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "fedml_demo"))
-from demo import PUBLISHED, WORLDS, show
 
 BASE = {
     "data": "digits",
@@ -56,8 +52,11 @@ class Run:
     rule: str
     folder: Path
 
-    def records(self, name: str) -> list[dict[str, Any]]:
-        return list(read_lines(self.folder / name))
+    def outcome(self) -> Outcome:
+        evaluations = list(read_lines(self.folder / "metrics.jsonl"))
+        accuracy = evaluations[-1]["client_accuracy"]
+        rounds = list(read_lines(self.folder / "rounds.jsonl"))
+        return Outcome(self.world, self.rule, evaluations, accuracy, rounds)
 
 
 def write_sweep(file: Path, rounds: int, seed: int) -> list[Run]:
@@ -85,43 +84,6 @@ def write_sweep(file: Path, rounds: int, seed: int) -> list[Run]:
     return runs
 
 
-def summarise(runs: list[Run]) -> Iterator[dict[str, Any]]:
-    """One record a run: the last evaluation, conflicts per round, who gained against FedAvg."""
-    base: dict[str, dict[str, float]] = {}
-    for run in runs:
-        last, rounds = run.records("metrics.jsonl")[-1], run.records("rounds.jsonl")
-        accuracy = last["client_accuracy"]
-        first = base.setdefault(run.world, accuracy)
-        pairs = [(accuracy[c], first[c]) for c in accuracy if accuracy[c] is not None]
-        yield {
-            "world": run.world,
-            "rule": run.rule,
-            **{key: last[key] for key in ("mean", "worst10", "best10", "std")},
-            "conflicts_before": sum(r["conflicts_before"] for r in rounds) / len(rounds),
-            "conflicts_after": sum(r["conflicts_after"] for r in rounds) / len(rounds),
-            "gained": sum(ours > theirs for ours, theirs in pairs),
-            "lost": sum(ours < theirs for ours, theirs in pairs),
-        }
-
-
-def draw(runs: list[Run], out: Path) -> list[Path]:
-    curves: dict[str, dict[str, Any]] = {}
-    scores: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        records = run.records("metrics.jsonl")
-        title = run.world.replace(", Dirichlet", "\nDirichlet")
-        curves.setdefault(title, {})[run.rule] = {
-            "rounds": [record["round"] for record in records],
-            "mean": [record["mean"] for record in records],
-            "worst10": [record["worst10"] for record in records],
-        }
-        scores.setdefault(title, {})[run.rule] = records[-1]["client_accuracy"]
-    return [
-        accuracy_over_rounds(curves, out / "accuracy.png"),
-        client_histogram(scores, out / "clients.png"),
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=100)
@@ -138,13 +100,7 @@ def main() -> None:
     console.print("This is the bundled federation, not FedML's simulator.")
     runs = write_sweep(out / "demo.json", options.rounds, options.seed)
     craft_adapters(["sweep", str(out / "demo.json"), "--out", str(out)], standalone_mode=False)
-    summary = list(summarise(runs))
-    with JsonlSink(out / "summary.jsonl") as sink:
-        for row in summary:
-            sink.write(row)
-    show(summary, console)
-    for path in (out / "summary.jsonl", *draw(runs, out)):
-        console.print(f"written: {path}")
+    conclude([run.outcome() for run in runs], out, console)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,25 +21,11 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from craft_adapters.plots import accuracy_over_rounds, client_histogram
-from craft_adapters.sinks import JsonlSink
+sys.path.append(str(Path(__file__).resolve().parents[1] / "demo"))
+from comparison import PUBLISHED, WORLDS, Outcome, conclude
 
 HERE = Path(__file__).resolve().parent
-
-# Dirichlet 0.1 is strong skew: most clients hold two or three digits. 100 is hardly any.
-WORLDS = {
-    "100 clients, 10 a round, Dirichlet 0.1": {
-        "data_args": {"partition_alpha": 0.1},
-        "train_args": {"client_num_in_total": 100, "client_num_per_round": 10},
-    },
-    "20 clients, all present, Dirichlet 100": {
-        "data_args": {"partition_alpha": 100.0},
-        "train_args": {"client_num_in_total": 20, "client_num_per_round": 20},
-    },
-}
-PUBLISHED = "CRAFT, published"
 RULES: dict[str, dict[str, Any]] = {
     # FedML's averaging as a rule, so that conflicts are counted and every client of the first
     # round starts from the same model (FedML alone trains them in a chain there).
@@ -54,7 +39,6 @@ RULES: dict[str, dict[str, Any]] = {
         "craft_server_lr": 1.0,
     },
 }
-STALLED = 0.05  # this far below FedAvg's mean
 
 
 @dataclass
@@ -71,6 +55,11 @@ class Run:
         path = self.folder / name
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def outcome(self) -> Outcome:
+        evaluations = self.records("metrics.jsonl")
+        accuracy = evaluations[-1]["accuracy"]
+        return Outcome(self.world, self.rule, evaluations, accuracy, self.records("reports.jsonl"))
 
     @property
     def rounds_done(self) -> int:
@@ -139,76 +128,6 @@ def run_all(runs: list[Run], rounds: int, seed: int, console: Console) -> None:
                 run.process.kill()
 
 
-def summarise(runs: list[Run]) -> Iterator[dict[str, Any]]:
-    """One record a run: the last evaluation, conflicts per round, who gained against FedAvg."""
-    base: dict[str, dict[str, float]] = {}
-    for run in runs:
-        last = run.records("metrics.jsonl")[-1]
-        reports = run.records("reports.jsonl")
-        accuracy = last["accuracy"]
-        base.setdefault(run.world, accuracy)
-        pairs = [(accuracy[c], base[run.world][c]) for c in accuracy if accuracy[c] is not None]
-        yield {
-            "world": run.world,
-            "rule": run.rule,
-            **{key: last[key] for key in ("mean", "worst10", "best10", "std")},
-            "conflicts_before": sum(r["conflicts_before"] for r in reports) / len(reports),
-            "conflicts_after": sum(r["conflicts_after"] for r in reports) / len(reports),
-            "gained": sum(ours > theirs for ours, theirs in pairs),
-            "lost": sum(ours < theirs for ours, theirs in pairs),
-        }
-
-
-def show(summary: list[dict[str, Any]], console: Console) -> None:
-    for world in WORLDS:
-        table = Table(title=world, title_justify="left")
-        table.add_column("rule", no_wrap=True)
-        for name in ("mean", "worst", "best", "std", "before", "after", "clients +/-"):
-            table.add_column(name, justify="right")
-        rows = [row for row in summary if row["world"] == world]
-        for row in rows:
-            against = "" if row is rows[0] else f"{row['gained']} / {row['lost']}"
-            table.add_row(
-                row["rule"],
-                *(f"{row[key]:.3f}" for key in ("mean", "worst10", "best10", "std")),
-                *(f"{row[key]:.1f}" for key in ("conflicts_before", "conflicts_after")),
-                against,
-            )
-        console.print(table)
-        published = next(row for row in rows if row["rule"] == PUBLISHED)
-        if published["mean"] < rows[0]["mean"] - STALLED:
-            console.print(
-                "CRAFT as published stalls here: where clients agree, its targets hold every "
-                "client's inner product down to its data share, and the step is mostly the "
-                "previous one. Balanced targets end that.",
-                style="yellow",
-            )
-    console.print(
-        "Accuracy per client on its own test split: unweighted mean, worst and best 10 %, standard "
-        "deviation; clients that gained / lost against FedAvg. Conflicts per round, over all "
-        "layers: before, pairs of clients with negative cosine; after, clients that the step "
-        "points against."
-    )
-
-
-def draw(runs: list[Run], out: Path) -> list[Path]:
-    curves: dict[str, dict[str, Any]] = {}
-    scores: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        records = run.records("metrics.jsonl")
-        title = run.world.replace(", Dirichlet", "\nDirichlet")
-        curves.setdefault(title, {})[run.rule] = {
-            "rounds": [record["round"] for record in records],
-            "mean": [record["mean"] for record in records],
-            "worst10": [record["worst10"] for record in records],
-        }
-        scores.setdefault(title, {})[run.rule] = records[-1]["accuracy"]
-    return [
-        accuracy_over_rounds(curves, out / "accuracy.png"),
-        client_histogram(scores, out / "clients.png"),
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=100)
@@ -224,13 +143,7 @@ def main() -> None:
     ]
     console.print(f"FedML's simulator, {len(runs)} runs of {options.rounds} rounds; logs in {out}")
     run_all(runs, options.rounds, options.seed, console)
-    summary = list(summarise(runs))
-    with JsonlSink(out / "summary.jsonl") as sink:
-        for row in summary:
-            sink.write(row)
-    show(summary, console)
-    for path in (out / "summary.jsonl", *draw(runs, out)):
-        console.print(f"written: {path}")
+    conclude([run.outcome() for run in runs], out, console)
 
 
 if __name__ == "__main__":
