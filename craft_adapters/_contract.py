@@ -250,6 +250,28 @@ class AggregationReport:
         """Clients that the step points against, summed over groups."""
         return sum(len(group.conflicts_after) for group in self.groups)
 
+    def messages(self) -> tuple[str, ...]:
+        """The round in words, for a host's log: what was done, then each client left out.
+
+        Example:
+            >>> dropped = (DroppedClient("b", "NaN or infinity", "fc.weight"),)
+            >>> for message in AggregationReport("craft", 3, ("a",), dropped, (), 0.25).messages():
+            ...     print(message)
+            craft: round 3: 1 clients, conflicts 0 before and 0 after, 0.250 s
+            craft: round 3: client b left out: NaN or infinity (entry fc.weight)
+        """
+        where = f"{self.rule}: round {self.round}"
+        done = (
+            f"{where}: {len(self.clients)} clients, conflicts {self.conflicts_before} before and "
+            f"{self.conflicts_after} after, {self.seconds:.3f} s"
+        )
+        left_out = (
+            f"{where}: client {one.client_id} left out: {one.reason}"
+            + (f" (entry {one.entry})" if one.entry else "")
+            for one in self.dropped
+        )
+        return (done, *left_out)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers, ready for JSON."""
         return {

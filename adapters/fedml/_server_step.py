@@ -183,21 +183,7 @@ def _on_devices_of(
 def _log(report: AggregationReport) -> None:
     # On the root logger at the time of the call: fedml.init puts another one in its place, and
     # what other loggers say at level INFO is lost.
-    logging.info(
-        "%s: round %d: %d clients, conflicts %d before and %d after, %.3f s",
-        report.rule,
-        report.round,
-        len(report.clients),
-        report.conflicts_before,
-        report.conflicts_after,
-        report.seconds,
-    )
-    for client in report.dropped:
-        logging.warning(
-            "%s: round %d: client %s left out: %s%s",
-            report.rule,
-            report.round,
-            client.client_id,
-            client.reason,
-            f" (entry {client.entry})" if client.entry else "",
-        )
+    done, *left_out = report.messages()
+    logging.info("%s", done)
+    for message in left_out:
+        logging.warning("%s", message)

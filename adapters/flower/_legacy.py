@@ -81,10 +81,10 @@ class LegacyRuled(Strategy):  # type: ignore[misc]  # without Flower its types a
             )
         for failure in failures:
             if isinstance(failure, BaseException):
-                self._step.left_out(server_round, None, str(failure) or repr(failure))
+                self._step.failed(server_round, None, str(failure) or repr(failure))
             else:
                 proxy, answer = failure
-                self._step.left_out(server_round, proxy.cid, answer.status.message)
+                self._step.failed(server_round, proxy.cid, answer.status.message)
         if self._turns_down(len(results), len(failures)):
             LOG.warning(
                 "%s: round %d: %d failures, which the strategy does not accept; the model stays "

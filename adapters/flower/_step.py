@@ -131,23 +131,14 @@ class ServerStep:
             return None
         if self._path is not None:
             self.rule.save(self._path)
-        report = result.report
-        LOG.info(
-            "%s: round %d: %d clients, conflicts %d before and %d after, %.3f s",
-            self.rule.name,
-            server_round,
-            len(report.clients),
-            report.conflicts_before,
-            report.conflicts_after,
-            report.seconds,
-        )
-        for client in report.dropped:
-            entry = f" (entry {client.entry})" if client.entry else ""
-            self.left_out(server_round, client.client_id, f"{client.reason}{entry}")
+        done, *left_out = result.report.messages()
+        LOG.info("%s", done)
+        for message in left_out:
+            LOG.warning("%s", message)
         return result.state
 
-    def left_out(self, server_round: int, client: ClientId | None, reason: str) -> None:
-        """Say whose reply is not in the new model; None: Flower does not tell whose it is."""
+    def failed(self, server_round: int, client: ClientId | None, reason: str) -> None:
+        """Say whose reply is none; None: Flower does not tell whose it is."""
         LOG.warning(
             "%s: round %d: %s left out: %s",
             self.rule.name,

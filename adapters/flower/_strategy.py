@@ -51,7 +51,7 @@ class Ruled(Strategy):  # type: ignore[misc]  # without Flower its types are unk
         answers = []
         for reply in replies:
             if reply.has_error():
-                self._step.left_out(server_round, reply.metadata.src_node_id, reply.error.reason)
+                self._step.failed(server_round, reply.metadata.src_node_id, reply.error.reason)
             else:
                 answers.append(reply)
         names = self._step.names or tuple(self._sent)

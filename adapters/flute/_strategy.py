@@ -194,20 +194,7 @@ def _update(parameters: Mapping[str, Tensor], payload: Payload) -> ClientUpdate:
 
 
 def _log(report: AggregationReport) -> None:
-    _LOG.info(
-        "%s: round %d: %d clients, conflicts %d before and %d after, %.3f s",
-        report.rule,
-        report.round,
-        len(report.clients),
-        report.conflicts_before,
-        report.conflicts_after,
-        report.seconds,
-    )
-    for client in report.dropped:
-        _LOG.warning(
-            "%s: round %d: client %s left out: %s",
-            report.rule,
-            report.round,
-            client.client_id,
-            client.reason,
-        )
+    done, *left_out = report.messages()
+    _LOG.info("%s", done)
+    for message in left_out:
+        _LOG.warning("%s", message)
