@@ -80,10 +80,18 @@ def best(sweep: Sweep, rule: str, folder: Path, *, so_far: bool = False) -> Poin
         folder: The sweep's folder.
         so_far: Choose from what has finished, though others have not.
     """
-    tried = [
+    return _best(sweep, _tried(sweep, rule, folder), so_far)
+
+
+def _tried(sweep: Sweep, rule: str, folder: Path) -> list[list[Outcome]]:
+    """What came out of each point of a rule, with the seeds that all points are run with."""
+    return [
         [outcome(run, folder) for run in sweep.runs(point, sweep.seeds_of_first)]
         for point in sweep.of(rule)
     ]
+
+
+def _best(sweep: Sweep, tried: list[list[Outcome]], so_far: bool) -> Point | None:
     if not so_far and any(one.status == "unfinished" for runs in tried for one in runs):
         return None
 
@@ -139,10 +147,12 @@ def compare(folder: str | os.PathLike[str]) -> list[Compared]:
 
 
 def _compared(sweep: Sweep, rule: str, folder: Path) -> Compared:
-    chosen = best(sweep, rule, folder, so_far=True)
-    tried = [outcome(run, folder) for run in sweep.first() if run.point.rule == rule]
-    played = [outcome(run, folder) for run in sweep.runs(chosen, sweep.seeds)] if chosen else []
-    known = {one.run.folder for one in tried}
+    by_point = _tried(sweep, rule, folder)
+    chosen = _best(sweep, by_point, so_far=True)
+    tried = [one for runs in by_point for one in runs]
+    known = {one.run.folder: one for one in tried}
+    runs = sweep.runs(chosen, sweep.seeds) if chosen else ()
+    played = [known.get(run.folder) or outcome(run, folder) for run in runs]
     everything = tried + [one for one in played if one.run.folder not in known]
     finished = [folder / one.run.folder for one in played if one.status == "finished"]
     series = gather(rule, finished) if finished else []
