@@ -43,7 +43,7 @@ ifeq ($(strip $(FLOWER)),)
 	@echo "Left out: the Flower adapter's tests. Flower 1.42 starts at Python 3.11."
 endif
 	$(BIN)/python -m pytest --doctest-modules -q -p no:cacheprovider craft_adapters models adapters/ditto --no-header
-	$(HOSTS)/bin/python -m pytest tests/flower tests/nvflare tests/rules/test_oracles.py tests/test_docs.py
+	$(HOSTS)/bin/python -m pytest tests/flower tests/nvflare tests/rules/test_oracles.py tests/test_docs.py tests/test_docstrings.py
 	$(BIN)/python -m pytest
 
 lint: $(READY)
