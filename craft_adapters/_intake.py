@@ -143,28 +143,17 @@ class Intake:
         return real(value)
 
     def check_global(self, entries: Iterable[str]) -> None:
-        """One pass over entries of the global model, and one wait for each device they are on.
+        """Check entries of the global model.
 
         Raises:
             NonFiniteUpdate: one holds NaN or infinity, by entry.
         """
-        floats = {}
-        for entry in entries:
-            value = self.state[entry]
-            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
-                floats[entry] = value.detach()
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for value in floats.values():
-            # Of one dtype, to be stacked; a sum that overflows only costs the search below.
-            by_device.setdefault(value.device, []).append(value.sum().abs().to(torch.float64))
-        if all(bool(torch.stack(sums).isfinite().all()) for sums in by_device.values()):
-            return
-        for entry, value in floats.items():
-            if not bool(torch.isfinite(value).all()):
-                raise NonFiniteUpdate(
-                    f"the global model holds NaN or infinity in entry {entry!r}; "
-                    "go back to a sound checkpoint"
-                )
+        entry = first_nonfinite({entry: self.state[entry] for entry in entries})
+        if entry is not None:
+            raise NonFiniteUpdate(
+                f"the global model holds NaN or infinity in entry {entry!r}; "
+                "go back to a sound checkpoint"
+            )
 
     def without(
         self,
@@ -215,6 +204,26 @@ class Intake:
             if part is not None and not bool(torch.isfinite(part[0]).all()):
                 return False
         return True
+
+
+def first_nonfinite(state: Mapping[str, Any]) -> str | None:
+    """The first entry that holds NaN or infinity: one pass, and one wait for each device.
+
+    >>> first_nonfinite({"a": torch.ones(2), "b": torch.tensor([1.0, torch.nan])})
+    'b'
+    """
+    floats = {}
+    for entry, value in state.items():
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+            floats[entry] = value.detach()
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for value in floats.values():
+        # Of one dtype, to be stacked; a sum that overflows only costs the search below.
+        by_device.setdefault(value.device, []).append(value.sum().abs().to(torch.float64))
+    if all(bool(torch.stack(sums).isfinite().all()) for sums in by_device.values()):
+        return None
+    entries = floats.items()
+    return next((entry for entry, v in entries if not bool(torch.isfinite(v).all())), None)
 
 
 def _from_numpy(value: np.ndarray[Any, Any]) -> Any:

@@ -10,9 +10,9 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from .._contract import AggregationReport, State
+from .._intake import first_nonfinite
 from ..errors import CheckpointError
 from ..metrics import ClientScores, fairness
 from ..sinks import JsonlSink
@@ -164,7 +164,7 @@ class Run:
         self.round += 1
         if result is None and any(map(self.federation.num_examples, clients)):
             self._diverge("no client's training stayed finite")
-        elif entry := _not_finite(self.state):
+        elif entry := first_nonfinite(self.state):
             self._diverge(f"entry {entry!r} of the global model is not finite")
 
     def _diverge(self, how: str) -> None:
@@ -265,12 +265,3 @@ def _summary(report: AggregationReport) -> dict[str, Any]:
             for group in report.groups
         },
     }
-
-
-def _not_finite(state: Mapping[str, Any]) -> str | None:
-    """The first entry that holds NaN or infinity."""
-    for name, value in state.items():
-        floating = isinstance(value, Tensor) and value.is_floating_point()
-        if floating and not bool(torch.isfinite(value).all()):
-            return name
-    return None
