@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from ._figures import figures
+from ._progress import display, figures
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from ..simulation import Done
 
 __all__ = ["run"]
@@ -59,9 +60,9 @@ def run(
     if names["method"] != "shared":
         label = f"{names['method']}+{label}"
     try:
-        with _display(label, federation.round, settings.general.rounds, quiet) as display:
+        with _display(label, federation.round, settings.general.rounds, quiet) as shown:
             for done in federation:
-                display.show(done)
+                shown.show(done)
     except KeyboardInterrupt:
         raise click.ClickException(
             f"stopped after round {federation.round}; the same command goes on from the last "
@@ -109,25 +110,12 @@ class _Bar:
             self.progress.update(self.task, figures=text)
 
 
-@contextmanager
-def _display(label: str, start: int, rounds: int, quiet: bool) -> Iterator[_Display]:
-    from rich.console import Console
-
+def _display(label: str, start: int, rounds: int, quiet: bool) -> AbstractContextManager[_Display]:
     if quiet:
-        yield _Quiet()
-        return
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        yield _Lines(label)
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        return nullcontext(_Quiet())
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[figures]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield _Bar(progress, progress.add_task(label, total=rounds, completed=start, figures=""))
+    def bar(progress: Progress) -> _Display:
+        task = progress.add_task(label, total=rounds, completed=start, figures="")
+        return _Bar(progress, task)
+
+    return display(lambda: _Lines(label), bar, "{task.fields[figures]}")

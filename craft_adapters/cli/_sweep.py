@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from ._figures import figures
+from ._progress import display, figures
 
 if TYPE_CHECKING:
     from ..simulation._outcomes import Outcome
@@ -99,7 +99,7 @@ def _play(plan: Sweep, folder: Path, jobs: int, quiet: bool) -> None:
         if not left[rule]:
             add(then(plan, rule, folder))
     later = len(plan.rules) * (len(plan.seeds) - 1) if plan.select else 0
-    with _display(len(first) + later, quiet) as display:
+    with _display(len(first) + later, quiet) as shown:
         over = len(first) - sum(left.values())
         for event in play(waiting, folder, jobs):
             if event.over:
@@ -108,9 +108,9 @@ def _play(plan: Sweep, folder: Path, jobs: int, quiet: bool) -> None:
                 left[rule] -= 1
                 if left[rule] == 0:
                     add(then(plan, rule, folder))
-                display.over(outcome(event.run, folder), over)
+                shown.over(outcome(event.run, folder), over)
             else:
-                display.round(event)
+                shown.round(event)
 
 
 _FIGURES = ("mean", "worst10", "best10", "std", "mean_weighted", "min", "max", "loss")
@@ -208,27 +208,10 @@ class _Bars:
         self.progress.console.print(f"{_name(outcome.run)}: {_said(outcome)}")
 
 
-@contextmanager
-def _display(total: int, quiet: bool) -> Iterator[_Display]:
-    from rich.console import Console
-
+def _display(total: int, quiet: bool) -> AbstractContextManager[_Display]:
     if quiet:
-        yield _Quiet()
-        return
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        yield _Lines(total)
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield _Bars(progress, total)
+        return nullcontext(_Quiet())
+    return display(lambda: _Lines(total), lambda progress: _Bars(progress, total))
 
 
 def _name(run: SweepRun) -> str:
