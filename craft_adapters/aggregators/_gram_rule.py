@@ -312,8 +312,7 @@ class GramRule(Aggregator):
         if layout.averaged:
             averaged = gram(table.rows([_buffers(layout)], torch.float64))[0]
             squares = averaged.diagonal()[:count].cpu()
-        for entry in layout.counted:
-            intake.read([entry])  # shape and type, before anything is computed
+        intake.read(layout.counted)  # shape and type, before anything is computed
         widths = torch.tensor(
             [sum(real(intake.state[e]).numel() for e in group.entries) for group in groups],
             dtype=torch.float64,
@@ -447,8 +446,7 @@ class GramRule(Aggregator):
                     moved = torch.sub(origin, step.view(origin.shape), alpha=factors[q])
                     new[entry] = shaped(moved, intake.state[entry])
         new.update(self._average(intake, layout, grams.shares, table))
-        for entry in layout.counted:
-            new[entry] = _largest(intake, entry)
+        new.update(_largest(intake, layout.counted))
         state: State = {}
         for entry, value in intake.state.items():
             if entry in layout.tied:
@@ -591,14 +589,17 @@ def _refinement(combination: Combination, members: Tensor, inverse: Tensor) -> C
     return correct
 
 
-def _largest(intake: Intake, entry: str) -> Tensor:
-    """Maximum over the clients of an integer buffer (or a counter that a host made a float)."""
-    like = intake.state[entry]
-    values = []
-    for client, (value,) in zip(intake.clients, intake.read([entry]), strict=True):
-        value = value.to(like.device)
-        values.append(value if client.kind == "state" else like - value)
-    return shaped(torch.stack(values).amax(0), like)
+def _largest(intake: Intake, entries: Sequence[str]) -> dict[str, Tensor]:
+    """Maximum over the clients of integer buffers (or counters that a host made floats)."""
+    largest = {}
+    for entry, *values in zip(entries, *intake.read(entries), strict=True):
+        like = intake.state[entry]
+        placed = [value.to(like.device) for value in values]
+        for i, client in enumerate(intake.clients):
+            if client.kind == "update":
+                placed[i] = like - placed[i]
+        largest[entry] = shaped(torch.stack(placed).amax(0), like)
+    return largest
 
 
 def _report_groups(
