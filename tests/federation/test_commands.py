@@ -19,7 +19,8 @@ from craft_adapters.simulation._sweep import read_sweep
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(ROOT.glob("examples/federation/*.yaml"))
 PAPER = sorted(ROOT.glob("examples/federation/paper/*.yaml"))
-SWEEPS = sorted(ROOT.glob("examples/federation/sweeps/*.yaml"))
+SWEEPS = sorted(ROOT.glob("examples/federation/sweeps/[dm]*.yaml"))
+IMAGES = sorted(ROOT.glob("examples/federation/sweeps/cifar*.yaml"))
 SMALL = """
 rounds: 2
 clients_per_round: 5
@@ -212,7 +213,7 @@ def test_the_examples_are_all_here() -> None:
     data["cifar100"] = data["cifar10"][1:]
     wanted = {f"{name}_{model}" for name, models in data.items() for model in models}
     assert {path.stem for path in PAPER} == wanted
-    assert [path.stem for path in SWEEPS if path.stem != "rules"] == [
+    assert [path.stem for path in SWEEPS] == [
         f"{data}_{world}" for data in ("digits", "mnist") for world in ("few", "many")
     ]
 
@@ -231,7 +232,7 @@ def test_a_config_of_the_paper_has_its_size(path: Path) -> None:
     assert other.names["aggregator"] == "fedavg"
 
 
-@pytest.mark.parametrize("path", [p for p in SWEEPS if p.stem != "rules"], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_a_sweep_has_every_bundled_rule_and_not_too_many_runs(path: Path) -> None:
     sweep = read_sweep(path)
     bundled = entry_points(group="craft_adapters")
@@ -239,6 +240,15 @@ def test_a_sweep_has_every_bundled_rule_and_not_too_many_runs(path: Path) -> Non
     assert {point.config.names["aggregator"] for point in sweep.points} == rules
     assert rules <= set(available_aggregators())
     assert len(sweep.first()) + len(sweep.rules) * (len(sweep.seeds) - 1) <= 140
+
+
+def test_what_is_run_long_on_images_was_in_the_grid() -> None:
+    long, grid = (
+        [(p.config.names["aggregator"], p.config.training.lr) for p in read_sweep(path).points]
+        for path in IMAGES
+    )
+    assert len(long) >= 4
+    assert set(long) <= set(grid)
 
 
 @pytest.mark.slow
