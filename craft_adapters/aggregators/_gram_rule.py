@@ -594,11 +594,11 @@ def _largest(intake: Intake, entries: Sequence[str]) -> dict[str, Tensor]:
     largest = {}
     for entry, *values in zip(entries, *intake.read(entries), strict=True):
         like = intake.state[entry]
-        placed = [value.to(like.device) for value in values]
-        for i, client in enumerate(intake.clients):
-            if client.kind == "update":
-                placed[i] = like - placed[i]
-        largest[entry] = shaped(torch.stack(placed).amax(0), like)
+        counts = [
+            value.to(like.device) if client.kind == "state" else like - value.to(like.device)
+            for client, value in zip(intake.clients, values, strict=True)
+        ]
+        largest[entry] = shaped(torch.stack(counts).amax(0), like)
     return largest
 
 
