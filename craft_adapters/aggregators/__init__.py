@@ -1,6 +1,7 @@
 """The rules, one file each, all on the contract of ``craft_adapters.Aggregator``."""
 
-from ._gram_rule import Combination, GramRule, Grams
+from ._gram_rule import GramRule
+from ._grams import Combination, Grams
 from .afl import AFL
 from .config import ConFIG
 from .craft import Craft

@@ -16,7 +16,8 @@ from .._intake import real
 from ..errors import CheckpointError, OptionError
 from ._common import plain_step, within
 from ._entries import cloned, read_count, read_entries, read_round
-from ._gram_rule import Combination, GramRule, Grams
+from ._gram_rule import GramRule
+from ._grams import Combination, Grams
 
 __all__ = ["AdaptiveRule", "DecayingRule"]
 

@@ -11,7 +11,8 @@ from torch import Tensor, distributed
 
 from .._layout import Layout
 from ..errors import OptionError
-from ._gram_rule import Combination, GramRule, Grams
+from ._gram_rule import GramRule
+from ._grams import Combination, Grams
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -12,9 +12,9 @@ import math
 import operator
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -32,7 +32,8 @@ from .._contract import (
 from .._intake import Intake, real, shaped
 from .._layout import Granularity, Group, Layout
 from ..errors import CheckpointError, OptionError
-from ..projection import Correction, Cosines, Piece, Solution, Turn, combine, gram, sound
+from ..projection import Correction, Cosines, Piece, Turn, combine, gram, sound
+from ._grams import Combination, Grams
 from ._requirements import screened
 from ._shards import Shards, local_state, local_updates, whole_state
 from ._table import Table
@@ -40,7 +41,7 @@ from ._table import Table
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Combination", "GramRule", "Grams"]
+__all__ = ["GramRule"]
 
 # A cosine below this is negative, not orthogonal and rounded.
 _NEGATIVE = -1e-12
@@ -51,86 +52,6 @@ _FAST_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
 _EPS = {double: torch.finfo(torch.float64 if double else torch.float32).eps for double in (0, 1)}
 # A step whose inner products are this near to their targets (against the largest) is not corrected.
 _CLOSE = 2.5e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Grams:
-    """All that a rule needs to know about a round's updates: small float64 tensors on the CPU.
-
-    For q groups, m clients and k past updates:
-
-    Attributes:
-        groups: The q layer groups.
-        buffers: Entries that are averaged or counted; a rule remembers nothing of them.
-        clients: The m client updates, in the order of the rows.
-        shares: (m,) Data shares p_i = n_i / sum n.
-        products: (q, m, m) Inner products of the clients' updates.
-        memory_products: (q, m) Inner products of the clients' updates with the memory row.
-        memory_norms: (q,) Length of the memory row; zero without one.
-        past: The k past updates that the rule asked for; see :meth:`GramRule.past`.
-        all_products: (q, m + k, m + k) Inner products of the clients' and the past updates.
-        exact: (q,) bool. Whether the products are good to float64 (else to float32).
-        rounding: (q,) Unit roundoff of the clients' values: relative noise to expect in a row.
-        widths: (q,) Number of coordinates.
-        intake: What arrived, for a rule that keeps the clients' values.
-    """
-
-    groups: tuple[Group, ...]
-    buffers: tuple[str, ...]
-    clients: tuple[ClientUpdate, ...]
-    shares: Tensor
-    products: Tensor
-    memory_products: Tensor
-    memory_norms: Tensor
-    past: tuple[ClientUpdate, ...]
-    all_products: Tensor
-    exact: Tensor
-    rounding: Tensor
-    widths: Tensor
-    intake: Intake
-
-    @property
-    def norms(self) -> Tensor:
-        """(q, m) Lengths of the clients' updates."""
-        return self.products.diagonal(dim1=-2, dim2=-1).sqrt()
-
-
-@dataclass(frozen=True, slots=True)
-class Combination:
-    """A rule's answer: per group, step g = sum_i weights_i g_i + memory_weight * memory.
-
-    Past updates are added with weights of their own.
-
-    Attributes:
-        weights: (q, m) On the clients' raw updates.
-        memory_weights: (q,) On the memory row.
-        active: (q, m) bool. Clients that have a say in the group.
-        lengths: (q,) How far the model moves: this far along g, or, where NaN, by
-            ``rates`` times g as it is.
-        rates: (q,) See ``lengths``.
-        noise: (q,) A step no longer than this is rounding noise of a sum that cancels: it becomes
-            exactly zero.
-        targets: (q, m) The inner products u_i . g asked for, or None.
-        solution: What the solver found out about the cosine matrices, or None.
-        consensus: (q,) See ``GroupReport.consensus``, or None.
-        notes: Group position -> remark for the report.
-        past_weights: (q, k) On the past updates; None for no weight.
-        turn: Given an entry, some of its numbers (flat) and the combination there, rescales each
-            coordinate in place. What comes out is g, for the lengths and the report too.
-    """
-
-    weights: Tensor
-    memory_weights: Tensor
-    active: Tensor
-    lengths: Tensor
-    rates: Tensor
-    noise: Tensor
-    targets: Tensor | None = None
-    solution: Solution | None = None
-    consensus: Tensor | None = None
-    notes: Mapping[int, str] = field(default_factory=dict)
-    past_weights: Tensor | None = None
-    turn: Callable[[str, slice, Tensor], None] | None = None
 
 
 class GramRule(Aggregator):
@@ -157,7 +78,15 @@ class GramRule(Aggregator):
     are in memory, on one process, and float32 is much faster on the device. There they are tried
     in float32 and kept where the clients are far enough from dependent; the step is then corrected
     by its true inner products. TF32 and autocast touch neither.
+
+    Attributes:
+        separable: Whether groups do not need each other: :meth:`combine` may then be called for
+            some groups at a time, several times a round, and its answers for the groups must be
+            the same however they are asked for, without a ``turn``. Small groups of large models
+            are then read once instead of twice.
     """
+
+    separable: bool = False
 
     def __init__(
         self,
@@ -241,28 +170,29 @@ class GramRule(Aggregator):
             if self._shards is not None:
                 counts = [(c.client_id, c.num_examples, c.kind) for c in intake.clients]
                 self._shards.agree("clients and layer groups", (counts, layout))
-            grams, intake, table = self._gram_pass(intake, layout)
-            combination = self.combine(grams)
-            applied = self._apply_pass(intake, layout, grams, combination, table)
+            while isinstance(found := self._passes(intake, layout), Tensor):
+                intake = self._without(intake, layout, found)
+            grams, combination, steps, state = found
             report = AggregationReport(
                 rule=self.name,
                 round=number,
-                clients=tuple(client.client_id for client in intake.clients),
-                dropped=intake.dropped,
-                groups=_report_groups(grams, combination, applied),
+                clients=tuple(client.client_id for client in grams.clients),
+                dropped=grams.intake.dropped,
+                groups=_report_groups(grams, combination, steps),
                 seconds=time.perf_counter() - started,
             )
-            self._finish(grams, combination, applied, report)
-        state = applied.state if self._shards is None else whole_state(applied.state, given)
+            self._finish(grams, combination, steps, report)
+        if self._shards is not None:
+            state = whole_state(state, given)
         return AggregationResult(state, report)
 
     def _finish(
-        self, grams: Grams, combination: Combination, applied: _Applied, report: AggregationReport
+        self, grams: Grams, combination: Combination, steps: _Steps, report: AggregationReport
     ) -> None:
         """Take the round over and tell the observers; if one raises, it has not happened."""
         before = vars(self).copy()
         try:
-            self.commit(grams, combination, applied.steps)
+            self.commit(grams, combination, steps.entries)
             self._round = report.round + 1
             for observer in self.observers:
                 observer(report)
@@ -290,110 +220,84 @@ class GramRule(Aggregator):
                     "with a new rule, or load the state that belongs to this model"
                 )
 
-    def _gram_pass(self, intake: Intake, layout: Layout) -> tuple[Grams, Intake, Table]:
-        """First read of the updates. Leaves out clients whose values are not finite."""
-        groups, count = layout.groups, len(intake.clients)
+    def _passes(self, intake: Intake, layout: Layout) -> _Outcome | Tensor:
+        """Both reads of the updates; or (m,) whose values are finite, unless all are.
+
+        Where groups do not need each other, the second read of some follows the first at once,
+        while their block is there.
+        """
         past = tuple(self.past(intake))
         # Where clients sent models, what is not finite in the global one shows in all differences.
         shows = set(intake.payload) if intake.clients[0].kind == "state" else set()
         intake.check_global(entry for entry in intake.state if entry not in shows)
-        table = self._table(_below(intake, past), layout)
-        products = torch.zeros(0, dtype=torch.float64)
-        exact = torch.ones(len(groups), dtype=torch.bool)
-        # Values that would have to be read, or products added over processes, once more are not
-        # tried in float32.
-        if table.in_memory and self._shards is None and _prefers_float32(self.device):
-            exact = torch.tensor([table.double(group) for group in groups], dtype=torch.bool)
-        if not bool(exact.all()):
-            products = self._multiply(table, groups, ~exact, torch.float32, products)
-            exact |= ~sound(products[:, :-1, :-1])
-        products = self._multiply(table, groups, exact, torch.float64, products)
-        squares = torch.zeros(count, dtype=torch.float64)
-        if layout.averaged:
-            averaged = gram(table.rows([_buffers(layout)], torch.float64))[0]
-            squares = averaged.diagonal()[:count].cpu()
+        table = Table(_below(intake, past), layout, self.memory(), self.device, self.block_bytes)
         intake.read(layout.counted)  # shape and type, before anything is computed
-        widths = torch.tensor(
-            [sum(real(intake.state[e]).numel() for e in group.entries) for group in groups],
-            dtype=torch.float64,
-        )
-        if self._shards is not None:
-            products, squares, widths = self._shards.sum(products, squares, widths)
-        finite = torch.isfinite(products.diagonal(dim1=-2, dim2=-1)[:, :count]).all(0)
-        finite &= torch.isfinite(squares)
+        grams = Grams.empty(intake, layout, past)
+        averages, squares = self._average(grams, layout, table)
+        finite = torch.ones(len(grams.clients), dtype=torch.bool)
+        combinations, steps = [], []
+        for part in self._parts(table, grams.groups):
+            some = grams.of(part)
+            self._multiply(table, some)
+            if self._shards is not None:  # all groups are one part
+                self._shards.add_up(grams.matrices, squares, grams.widths)
+            finite &= some.norms.isfinite().all(0) & squares.isfinite()
+            if bool(finite.all()):
+                combinations.append(self.combine(some))
+                steps.append(self._step(table, some, combinations[-1]))
+        if not bool(finite.all()):
+            return finite
+        table.release()  # before the new model takes its memory
+        combination, applied = Combination.joined(combinations, grams), _Steps.joined(steps)
+        state = self._state(grams, layout, combination, applied, averages)
+        return grams, combination, applied, state
+
+    def _without(self, intake: Intake, layout: Layout, finite: Tensor) -> Intake:
+        """Leave out the clients whose values are not finite."""
+        intake.check_global(intake.state)
+        entries = [entry for group in layout.groups for entry in group.entries]
+        first = None if self._shards is None else self._shards.first
+        bad = (~finite).nonzero().flatten().tolist()
+        return intake.without(bad, [*entries, *layout.averaged], self.on_nonfinite, first)
+
+    def _parts(self, table: Table, groups: Sequence[Group]) -> list[slice]:
+        """Neighbouring groups that are worked on together."""
+        if not self.separable or self._shards is not None:
+            return [slice(0, len(groups))]
+        single = self._tries_float32(table) and not all(map(table.double, groups))
+        return table.parts(groups, torch.float32 if single else torch.float64)
+
+    def _tries_float32(self, table: Table) -> bool:
+        """Not where values would have to be read, or products added over processes, once more."""
+        return table.in_memory and self._shards is None and _prefers_float32(self.device)
+
+    def _multiply(self, table: Table, grams: Grams) -> None:
+        """First read of some groups: fill in their products, and what these are good to."""
+        if self._tries_float32(table):
+            double = [table.double(group) for group in grams.groups]
+            grams.exact.copy_(torch.tensor(double, dtype=torch.bool))
+            self._put_products(table, grams, ~grams.exact, torch.float32)
+            grams.exact.logical_or_(~sound(grams.all_products))
+        self._put_products(table, grams, grams.exact, torch.float64)
         # Half types hold few distinct values, but those are what the clients mean: two rows that
         # differ in them differ.
-        double = [table.double(group) for group in groups]
-        if not bool(finite.all()):
-            intake.check_global(intake.state)
-            bad = (~finite).nonzero().flatten().tolist()
-            entries = [entry for group in groups for entry in group.entries] + [*layout.averaged]
-            first = None if self._shards is None else self._shards.first
-            intake = intake.without(bad, entries, self.on_nonfinite, first)
-            # Whoever is left out may be among those whose past updates are asked for.
-            if _ids(self.past(intake)) != _ids(past):
-                return self._gram_pass(intake, layout)
-            others = torch.arange(count, products.shape[-1])
-            kept = torch.cat([finite.nonzero().flatten(), others])
-            products = products[:, kept][:, :, kept]
-            count = len(intake.clients)
-            table = self._table(_below(intake, past), layout)
-        counts = torch.tensor([c.num_examples for c in intake.clients], dtype=torch.float64)
-        counts = counts / counts.max()  # the sum of huge counts stays finite
-        grams = Grams(
-            groups=groups,
-            buffers=(*layout.averaged, *layout.counted),
-            clients=intake.clients,
-            shares=counts / counts.sum(),
-            products=products[:, :count, :count],
-            memory_products=products[:, :count, -1],
-            memory_norms=products[:, -1, -1].sqrt(),
-            past=past,
-            all_products=products[:, :-1, :-1],
-            exact=exact,
-            rounding=torch.tensor([_EPS[is_double] for is_double in double], dtype=torch.float64),
-            widths=widths,
-            intake=intake,
-        )
-        return grams, intake, table
+        noise = [_EPS[table.double(group)] for group in grams.groups]
+        grams.rounding.copy_(torch.tensor(noise, dtype=torch.float64))
 
-    def _table(self, intake: Intake, layout: Layout) -> Table:
-        return Table(intake, layout, self.memory(), self.device, self.block_bytes)
-
-    def _multiply(
-        self,
-        table: Table,
-        groups: Sequence[Group],
-        chosen: Tensor,
-        dtype: torch.dtype,
-        products: Tensor,
-    ) -> Tensor:
-        """Gram matrices of the chosen groups; those of the others are as they were, or zero."""
+    def _put_products(self, table: Table, grams: Grams, chosen: Tensor, dtype: torch.dtype) -> None:
         members = chosen.nonzero().flatten()
-        if groups and not len(members):
-            return products
-        found = gram(table.rows([groups[q] for q in members.tolist()], dtype)).cpu()
-        if not table.remembers:
-            found = torch.nn.functional.pad(found, (0, 1, 0, 1))
-        if len(members) == len(groups):  # no second copy: it may be as large as a block
-            return found
-        if not products.numel():
-            products = torch.zeros(len(groups), *found.shape[1:], dtype=torch.float64)
-        products[members] = found
-        return products
+        if not len(members):
+            return
+        rows = table.rows([grams.groups[q] for q in members.tolist()], dtype)
+        place = grams.matrices if table.remembers else grams.all_products
+        if len(members) == len(place) and place.device == rows.device:
+            gram(rows, place)  # no second copy: it may be as large as a block
+        else:
+            place[members] = gram(rows).cpu()
 
-    def _apply_pass(
-        self,
-        intake: Intake,
-        layout: Layout,
-        grams: Grams,
-        combination: Combination,
-        table: Table,
-    ) -> _Applied:
-        """Second read of the updates: the new state, the steps, and what they came to."""
-        groups, count = layout.groups, len(intake.clients)
-        new: dict[str, Tensor] = {}
-        steps: dict[str, Tensor] = {}
+    def _step(self, table: Table, grams: Grams, combination: Combination) -> _Steps:
+        """Second read of some groups: their steps, and what they came to."""
+        groups, count = grams.groups, len(grams.clients)
         norms = torch.zeros(len(groups), dtype=torch.float64)
         inner = _inner_products(grams, combination)
         inverse = torch.where(combination.active, 1.0 / grams.norms, 0.0)
@@ -421,7 +325,6 @@ class GramRule(Aggregator):
                 dtype=step_dtype,
                 turn=_turn(combination, some),
             )
-            rows.release()  # before the new model takes its memory
             if measured is not None:
                 inner[members] = self.over_ranks(measured[:, :count].cpu()) * inverse[members]
             norms[members] = rows.lengths(flat).cpu()
@@ -429,24 +332,60 @@ class GramRule(Aggregator):
         norms = self.over_ranks(norms.square()).sqrt()
         # Float32 rows were independent: nothing cancels.
         norms = norms.where(~grams.exact | (norms > combination.noise), 0.0)
-        factors = torch.where(
-            combination.lengths.isnan(),
-            combination.rates,
-            torch.where(norms > 0, combination.lengths / norms, 0.0),
-        ).tolist()
+        steps = {}
         for positions, starts, flat in flats:
             places = iter(starts)
             for q in positions:
                 for entry in groups[q].entries:
-                    start, origin = next(places), real(intake.state[entry]).to(self.device)
-                    step = flat[start : start + origin.numel()]
+                    start, size = next(places), real(grams.intake.state[entry]).numel()
+                    steps[entry] = flat[start : start + size]
                     if not norms[q]:
-                        step.zero_()
-                    steps[entry] = step
-                    moved = torch.sub(origin, step.view(origin.shape), alpha=factors[q])
-                    new[entry] = shaped(moved, intake.state[entry])
-        new.update(self._average(intake, layout, grams.shares, table))
-        new.update(_largest(intake, layout.counted))
+                        steps[entry].zero_()
+        return _Steps(steps, norms, inner.where(norms.unsqueeze(-1) > 0, 0.0))
+
+    def _average(
+        self, grams: Grams, layout: Layout, table: Table
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Weighted mean of float buffers, as global minus the mean difference.
+
+        And (m,) the squares of the clients' differences, all buffers together.
+        """
+        count = len(grams.clients)
+        if not layout.averaged:
+            return {}, torch.zeros(count, dtype=torch.float64)
+        rows = table.rows([Group("buffers", layout.averaged)], torch.float64)
+        squares = gram(rows)[0].diagonal()[:count].cpu()
+        weights = torch.nn.functional.pad(grams.shares, (0, rows.count - count))
+        flat, _ = combine(rows, weights.unsqueeze(0).to(self.device))
+        averages = {}
+        for entry, start in zip(layout.averaged, rows.plan.entries, strict=True):
+            origin = real(grams.intake.state[entry]).to(self.device)
+            step = flat[start : start + origin.numel()].view(origin.shape)
+            averages[entry] = shaped(origin - step, grams.intake.state[entry])
+        return averages, squares
+
+    def _state(
+        self,
+        grams: Grams,
+        layout: Layout,
+        combination: Combination,
+        steps: _Steps,
+        averages: Mapping[str, Tensor],
+    ) -> State:
+        """The new global model."""
+        intake, norms = grams.intake, steps.norms
+        factors = torch.where(
+            combination.lengths.isnan(),
+            combination.rates,
+            torch.where(norms > 0, combination.lengths / norms, 0.0),
+        )
+        new = {**averages, **_largest(intake, layout.counted)}
+        for group, factor in zip(grams.groups, factors.tolist(), strict=True):
+            for entry in group.entries:
+                origin = real(intake.state[entry]).to(self.device)
+                step = steps.entries[entry].view(origin.shape)
+                moved = torch.sub(origin, step, alpha=factor)
+                new[entry] = shaped(moved, intake.state[entry])
         state: State = {}
         for entry, value in intake.state.items():
             if entry in layout.tied:
@@ -457,33 +396,34 @@ class GramRule(Aggregator):
                 state[entry] = value.detach().clone()
             else:
                 state[entry] = copy.deepcopy(value)
-        return _Applied(state, steps, norms, inner.where(norms.unsqueeze(-1) > 0, 0.0))
-
-    def _average(
-        self, intake: Intake, layout: Layout, shares: Tensor, table: Table
-    ) -> dict[str, Tensor]:
-        """Weighted mean of float buffers, as global minus the mean difference."""
-        if not layout.averaged:
-            return {}
-        rows = table.rows([_buffers(layout)], torch.float64)
-        weights = torch.nn.functional.pad(shares, (0, rows.count - len(shares)))
-        flat, _ = combine(rows, weights.unsqueeze(0).to(self.device))
-        averages = {}
-        for entry, start in zip(layout.averaged, rows.plan.entries, strict=True):
-            origin = real(intake.state[entry]).to(self.device)
-            step = flat[start : start + origin.numel()].view(origin.shape)
-            averages[entry] = shaped(origin - step, intake.state[entry])
-        return averages
+        return state
 
 
 @dataclass(frozen=True, slots=True)
-class _Applied:
-    """What the apply pass gave: (q,) lengths of the steps, (q, m) inner products u_i . g."""
+class _Steps:
+    """What the second read gave, for q groups.
 
-    state: State
-    steps: dict[str, Tensor]
+    Attributes:
+        entries: Entry -> step, flat.
+        norms: (q,) Lengths of the steps.
+        inner: (q, m) Inner products u_i . g.
+    """
+
+    entries: dict[str, Tensor]
     norms: Tensor
     inner: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Steps]) -> _Steps:
+        """One for all groups, from those of their parts in order."""
+        return cls(
+            {entry: step for part in parts for entry, step in part.entries.items()},
+            torch.cat([part.norms for part in parts]),
+            torch.cat([part.inner for part in parts]),
+        )
+
+
+_Outcome = tuple[Grams, Combination, _Steps, State]
 
 
 @contextmanager
@@ -519,14 +459,6 @@ def _prefers_float32(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) not in _FAST_FLOAT64
     return device.type == "cpu"
-
-
-def _buffers(layout: Layout) -> Group:
-    return Group("buffers", layout.averaged)
-
-
-def _ids(updates: Sequence[ClientUpdate]) -> list[ClientId]:
-    return [update.client_id for update in updates]
 
 
 def _below(intake: Intake, past: Sequence[ClientUpdate]) -> Intake:
@@ -603,7 +535,7 @@ def _largest(intake: Intake, entries: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _report_groups(
-    grams: Grams, combination: Combination, applied: _Applied
+    grams: Grams, combination: Combination, steps: _Steps
 ) -> tuple[GroupReport, ...]:
     ids: list[ClientId] = [client.client_id for client in grams.clients]
     active = combination.active
@@ -611,7 +543,7 @@ def _report_groups(
     conflicts = torch.zeros(len(grams.groups), dtype=torch.int64)
     for part in cosines.parts():
         conflicts[part] = (cosines.of(part) < _NEGATIVE).sum((-2, -1)) // 2
-    inner, step_norms = applied.inner, applied.norms
+    inner, step_norms = steps.inner, steps.norms
     opposed = (inner < _NEGATIVE * step_norms.clamp(min=1e-300).unsqueeze(-1)) & active
     along_memory = (grams.memory_products * combination.weights).sum(-1)
     along_memory += grams.memory_norms.square() * combination.memory_weights

@@ -20,7 +20,8 @@ from .._intake import Intake, real
 from ..errors import CheckpointError, OptionError
 from ..lazy import LazyValues, SafetensorsValues
 from ._entries import client_of, cloned, key_of, read_count, read_entries, read_round
-from ._gram_rule import Combination, GramRule, Grams
+from ._gram_rule import GramRule
+from ._grams import Combination, Grams
 
 __all__ = ["HistoryRule"]
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .._contract import State
 from ._entries import cloned, read_entries, read_round
-from ._gram_rule import Combination, GramRule, Grams
+from ._gram_rule import GramRule
+from ._grams import Combination, Grams
 
 __all__ = ["MomentumRule"]
 

@@ -43,6 +43,11 @@ class Shards:
         parts = torch.split(flat.cpu(), [tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
+    def add_up(self, *tensors: Tensor) -> None:
+        """The same in place."""
+        for ours, total in zip(tensors, self.sum(*tensors), strict=True):
+            ours.copy_(total)
+
     def agree(self, what: str, value: object) -> None:
         """Raise IncompatibleUpdate unless all ranks call this with equal values."""
         check = float(zlib.crc32(repr(value).encode()) % _CHECKSUM)

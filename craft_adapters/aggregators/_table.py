@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._intake import Intake, real
 from .._layout import Group, Layout
-from ..projection import Rows
+from ..projection import Rows, Workspace
 
 Column = tuple[Tensor, ...]
 """One entry of the global model, of each client in order, of the memory if there is one."""
@@ -44,6 +44,7 @@ class Table:
         self._device = device
         self._block_bytes = block_bytes
         self._columns = _Columns(intake, memory, device)
+        self._workspace = Workspace(device)
         self._rows: dict[tuple[torch.dtype, tuple[Group, ...]], Rows] = {}
         self.remembers = bool(memory)
         self.in_memory = all(isinstance(client.values, dict) for client in intake.clients)
@@ -58,12 +59,18 @@ class Table:
     def rows(self, groups: Sequence[Group], dtype: torch.dtype) -> Rows:
         """The matrices of some groups. Asked for again, the same, with what they still hold."""
         key = (dtype, tuple(groups))
-        for other, rows in self._rows.items():
-            if other != key:
-                rows.release()
         if key not in self._rows:
             self._rows[key] = self._make_rows(groups, dtype)
         return self._rows[key]
+
+    def parts(self, groups: Sequence[Group], dtype: torch.dtype) -> list[slice]:
+        """Neighbours among the groups that fit into one block, or one that does not."""
+        packs = self.rows(groups, dtype).plan.packs
+        return [slice(pack.first, pack.last) for pack in packs] or [slice(0, len(groups))]
+
+    def release(self) -> None:
+        """Give the memory of the blocks back."""
+        self._workspace.release()
 
     def _make_rows(self, groups: Sequence[Group], dtype: torch.dtype) -> Rows:
         state = self._intake.state
@@ -88,6 +95,7 @@ class Table:
             device=self._device,
             dtype=dtype,
             block_bytes=self._block_bytes,
+            workspace=self._workspace,
         )
 
 

@@ -18,7 +18,8 @@ from ..plugins import hookimpl
 from ._common import Common, plain_step, shows_common_options, within
 from ._convex import simplex_projection
 from ._entries import client_of, cloned, key_of, read_count, read_entries, read_round
-from ._gram_rule import Combination, GramRule, Grams
+from ._gram_rule import GramRule
+from ._grams import Combination, Grams
 from ._requirements import losses
 from ._shards import local_state, whole_state
 
@@ -69,6 +70,7 @@ class AFL(GramRule):
     """
 
     name = "afl"
+    separable = True
     requires = frozenset({"loss"})
 
     def __init__(

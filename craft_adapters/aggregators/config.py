@@ -12,7 +12,8 @@ from .._layout import Granularity
 from ..plugins import hookimpl
 from ..projection import Cosines, solve
 from ._common import EPS64, NOISE, Common, cutoff, shows_common_options, within
-from ._gram_rule import Combination, GramRule, Grams
+from ._gram_rule import GramRule
+from ._grams import Combination, Grams
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -51,6 +52,7 @@ class ConFIG(GramRule):
     """
 
     name = "config"
+    separable = True
 
     def __init__(
         self,

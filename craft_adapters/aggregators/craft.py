@@ -17,7 +17,8 @@ from ..plugins import hookimpl
 from ..projection import Cosines, Solution, solve
 from ._common import EPS64, NOISE, Common, cutoff, shows_common_options
 from ._entries import cloned, read_count, read_entries, read_numbers, read_round
-from ._gram_rule import Combination, GramRule, Grams
+from ._gram_rule import GramRule
+from ._grams import Combination, Grams
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -142,6 +143,7 @@ class Craft(GramRule):
         self.targets = targets
         self.client_length = client_length
         self.scale = scale
+        self.separable = not callable(targets)  # a user's function is called once a round
         self._reference: dict[str, Tensor] = {}
         self._lengths: dict[str, float] = {}
         self._agreeing = 0

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 
 from ..plugins import hookimpl
-from ._gram_rule import Combination, GramRule, Grams
+from ._gram_rule import GramRule
+from ._grams import Combination, Grams
 
 __all__ = ["FedAvg"]
 
@@ -29,6 +30,7 @@ class FedAvg(GramRule):
     """
 
     name = "fedavg"
+    separable = True
 
     def combine(self, grams: Grams) -> Combination:
         """The shares, in every group."""

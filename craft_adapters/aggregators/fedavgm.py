@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .._layout import Granularity
 from ..plugins import hookimpl
 from ._common import Common, plain_step, shows_common_options, within
-from ._gram_rule import Combination, Grams
+from ._grams import Combination, Grams
 from ._momentum import MomentumRule
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class FedAvgM(MomentumRule):
     """
 
     name = "fedavgm"
+    separable = True
 
     def __init__(
         self,

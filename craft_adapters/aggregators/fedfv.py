@@ -14,7 +14,7 @@ from .._layout import Granularity
 from ..errors import OptionError
 from ..plugins import hookimpl
 from ._common import Common, cancelled, plain_step, shows_common_options, within
-from ._gram_rule import Combination, Grams
+from ._grams import Combination, Grams
 from ._history import HistoryRule
 from ._requirements import losses
 
@@ -71,6 +71,7 @@ class FedFV(HistoryRule):
     """
 
     name = "fedfv"
+    separable = True
     requires = frozenset({"loss"})
 
     def __init__(

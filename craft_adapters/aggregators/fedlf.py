@@ -15,7 +15,7 @@ from ..errors import OptionError
 from ..plugins import hookimpl
 from ._common import EPS64, NOISE, Common, cancelled, plain_step, shows_common_options
 from ._convex import min_norm_point, require
-from ._gram_rule import Combination, Grams
+from ._grams import Combination, Grams
 from ._history import HistoryRule
 from ._requirements import losses
 

@@ -16,7 +16,8 @@ from ..projection import Cosines
 from ._common import Common, cancelled, plain_step, shows_common_options, within
 from ._convex import min_norm_in_box, min_norm_point, require
 from ._entries import read_round
-from ._gram_rule import Combination, GramRule, Grams
+from ._gram_rule import GramRule
+from ._grams import Combination, Grams
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,6 +59,7 @@ class FedMGDA(GramRule):
     """
 
     name = "fedmgda"
+    separable = True
 
     def __init__(
         self,

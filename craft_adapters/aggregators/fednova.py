@@ -13,7 +13,7 @@ from .._layout import Granularity
 from ..errors import OptionError
 from ..plugins import hookimpl
 from ._common import Common, plain_step, shows_common_options, within
-from ._gram_rule import Combination, Grams
+from ._grams import Combination, Grams
 from ._momentum import MomentumRule
 from ._requirements import local_steps
 
@@ -61,6 +61,7 @@ class FedNova(MomentumRule):
     """
 
     name = "fednova"
+    separable = True
     requires = frozenset({"local_steps"})
 
     def __init__(

@@ -11,7 +11,8 @@ import torch
 from .._layout import Granularity
 from ..plugins import hookimpl
 from ._common import Common, plain_step, shows_common_options, within
-from ._gram_rule import Combination, GramRule, Grams
+from ._gram_rule import GramRule
+from ._grams import Combination, Grams
 from ._requirements import losses
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class QFedAvg(GramRule):
     """
 
     name = "qfedavg"
+    separable = True
     requires = frozenset({"loss"})
 
     def __init__(

@@ -11,7 +11,7 @@ CPU.
 
 from ._passes import Correction, Turn, combine, gram
 from ._plan import Piece
-from ._rows import Rows
+from ._rows import Rows, Workspace
 from ._solve import Cosines, Solution, solve, sound
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Rows",
     "Solution",
     "Turn",
+    "Workspace",
     "combine",
     "gram",
     "solve",

@@ -11,8 +11,12 @@ from ._plan import Pack, Piece, Run
 from ._rows import Rows, batch
 
 
-def gram(rows: Rows) -> Tensor:
+def gram(rows: Rows, out: Tensor | None = None) -> Tensor:
     """G = D D^T of each group, (groups, rows, rows), float64 on the rows' device.
+
+    Args:
+        rows: D of each group.
+        out: Where to put G; a new tensor if None.
 
     Products are computed in the rows' dtype over some thousand columns at a time, and added up in
     float64. With float64 rows from float32 values, differences are exact and products have at
@@ -30,8 +34,9 @@ def gram(rows: Rows) -> Tensor:
     tensor([[[25.,  3.],
              [ 3.,  1.]]], dtype=torch.float64)
     """
-    count = rows.count
-    total = torch.zeros(len(rows.plan.spans), count, count, dtype=torch.float64, device=rows.device)
+    shape = len(rows.plan.spans), rows.count, rows.count
+    total = torch.empty(shape, dtype=torch.float64, device=rows.device) if out is None else out
+    total.zero_()
     for pack in rows.plan.packs:
         for block, matrix in rows.blocks(pack):
             for run in block.runs:

@@ -101,7 +101,7 @@ class _Place:
     pieces: tuple[Piece, ...]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=1024)  # a round asks for one per part of the model
 def plan(groups: tuple[tuple[int, ...], ...], columns: int) -> Plan:
     """Lay groups out.
 

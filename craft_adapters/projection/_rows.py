@@ -18,8 +18,34 @@ _SPARE = 1 << 20
 # Up to this size of an entry, stacking aside and copying is faster than stacking in place: for 102
 # values of 16 numbers by 6 times.
 _SHORT = 1 << 9
+# From this size of an entry on, differences are put into the block one by one, and not made there
+# of stacked values: less is written. A GPU wants few launches.
+_WIDE_CPU, _WIDE_GPU = 1 << 13, 1 << 20
 
 Values = tuple[Tensor, ...] | list[Tensor]
+
+
+class Workspace:
+    """Memory of a device for one block, in which several :class:`Rows` may take turns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory: Tensor | None = None
+        # Who filled it last, and with what: an object that the Rows hold, not the Rows, which hold
+        # the workspace.
+        self.filled: tuple[object, Block] | None = None
+
+    def take(self, numbers: int, dtype: torch.dtype) -> Tensor:
+        """So many numbers; they hold what ``filled`` says."""
+        size = numbers * dtype.itemsize
+        if self._memory is None or self._memory.numel() < size:
+            self.release()
+            self._memory = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._memory[:size].view(dtype)
+
+    def release(self) -> None:
+        """Give the memory back; whoever needs what it held reads it again."""
+        self._memory = self.filled = None
 
 
 class Rows:
@@ -69,6 +95,7 @@ class Rows:
         device: torch.device,
         dtype: torch.dtype,
         block_bytes: int | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         self.device = device
         self.dtype = dtype
@@ -80,8 +107,9 @@ class Rows:
         if block_bytes is None:
             block_bytes = _block_bytes(column * sum(map(sum, sizes)), device)
         self.plan = plan(sizes, max(1, block_bytes // column))
-        self._memory: Tensor | None = None
-        self._filled: Block | None = None
+        self._workspace = Workspace(device) if workspace is None else workspace
+        self._mark = object()
+        self._wide = _WIDE_CPU if device.type == "cpu" else _WIDE_GPU
 
     def blocks(self, pack: Pack) -> Iterator[tuple[Block, Tensor]]:
         """Column blocks (count, columns) of the groups of a pack, from one end to the other.
@@ -89,17 +117,16 @@ class Rows:
         The memory is used again for the next block: finish with one before asking for another.
         The block that was filled last is not filled again, and comes first if it is at an end.
         """
-        if self._memory is None:
-            size = (self.count + 1) * self.plan.columns
-            self._memory = torch.empty(size, dtype=self.dtype, device=self.device)
-        backwards = self._filled is pack.blocks[-1]
+        space = self._workspace
+        whole = space.take((self.count + 1) * self.plan.columns, self.dtype)
+        backwards = space.filled == (self._mark, pack.blocks[-1])
         for block in reversed(pack.blocks) if backwards else pack.blocks:
             columns = block.stop - block.start
-            memory = self._memory[: (self.count + 1) * columns].view(-1, columns)
-            if self._filled is not block:
-                self._filled = None
+            memory = whole[: (self.count + 1) * columns].view(-1, columns)
+            if space.filled != (self._mark, block):
+                space.filled = None
                 self._fill(memory, block)
-                self._filled = block
+                space.filled = self._mark, block
             yield block, memory[1:]
 
     def lengths(self, steps: Tensor) -> Tensor:
@@ -113,20 +140,32 @@ class Rows:
                     squares[run.members] += products.sum(1, dtype=torch.float64)
         return squares.sqrt()
 
-    def release(self) -> None:
-        """Give the memory back; the next pass reads what it needs again."""
-        self._memory = self._filled = None
-
     def _fill(self, memory: Tensor, block: Block) -> None:
+        done = 0
         for piece in block.pieces:
             values = self._read(piece.entry, piece.start, piece.stop)
-            target = memory[:, piece.column : piece.column + piece.stop - piece.start]
-            shape = values[0].shape
-            _stack(values, target if len(shape) == 1 else target.view(-1, *shape))
+            size, shape = piece.stop - piece.start, values[0].shape
+            target = memory[:, piece.column : piece.column + size]
+            target = target if len(shape) == 1 else target.view(-1, *shape)
+            if size < self._wide or not _together(values, target):
+                _stack(values, target)
+                continue
+            self._subtract(memory[:, done : piece.column])
+            done = piece.column + size
+            base, *rows = target.unbind()
+            base.copy_(values[0])
+            for i, (row, value) in enumerate(zip(rows, values[1:], strict=True)):
+                if i < self._states:
+                    torch.sub(base, value, out=row)
+                else:
+                    row.copy_(value)
         for start, stop in block.gaps:
             memory[:, start:stop] = 0.0
-        states = memory[1 : 1 + self._states]
+        self._subtract(memory[:, done:])
+
+    def _subtract(self, memory: Tensor) -> None:
         # In the block's dtype, not the clients': half types overflow and lose digits.
+        states = memory[1 : 1 + self._states]
         torch.sub(memory[0], states, out=states)
 
 

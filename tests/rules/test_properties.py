@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Iterator, Mapping
@@ -520,6 +521,36 @@ def test_a_client_whose_number_is_not_finite_is_left_out(
     strict = make(label, device, tmp_path / "3", on_nonfinite="raise")
     with pytest.raises(NonFiniteUpdate, match=f"client 9: {need}"):
         strict.aggregate(theta, [*good, spoilt])
+
+
+# -- a few groups at a time -----------------------------------------------------------------------
+
+
+@each_rule
+def test_blocks_that_hold_few_groups_change_nothing(
+    label: str, device: torch.device, tmp_path: Path
+) -> None:
+    """A group that does not move, an idle client, and one whose last entry is not finite."""
+    options: dict[str, Any] = {} if "code" in label else {"granularity": "tensor"}
+    once = make(label, device, tmp_path / "1", **options)
+    often = make(label, device, tmp_path / "2", block_bytes=600, **options)
+    theta = start(device)
+    for number, clients in enumerate(ROUNDS[:3]):
+        good = [changed(c, bn__weight=theta["bn.weight"]) for c in replies(theta, number, clients)]
+        good[0] = changed(good[0], conv__bias=theta["conv.bias"])
+        bad = changed(
+            reply(theta, number, 9), head__bias=torch.full_like(theta["head.bias"], math.nan)
+        )
+        one, two = once.aggregate(theta, [*good, bad]), often.aggregate(theta, [*good, bad])
+        for name in theta:
+            torch.testing.assert_close(two.state[name], one.state[name], rtol=1e-4, atol=1e-5)
+        assert [drop.client_id for drop in two.report.dropped] == [9]
+        assert two.report.dropped == one.report.dropped
+        for group, other in zip(two.report.groups, one.report.groups, strict=True):
+            for name, value in dataclasses.asdict(other).items():
+                expected = pytest.approx(value, 1e-3, 1e-5) if isinstance(value, float) else value
+                assert getattr(group, name) == expected, name
+        theta = one.state
 
 
 # -- values that are not in memory ----------------------------------------------------------------
