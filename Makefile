@@ -35,6 +35,9 @@ else
 	$(BIN)/python examples/fedml_demo/demo.py
 endif
 
+# Two processes that share the tests; torch in each has one core.
+TWO := -n 2 --dist worksteal
+test: export OMP_NUM_THREADS := 1
 test: $(READY) $(HOSTS_READY)
 ifeq ($(strip $(FEDML)),)
 	@echo "Left out: the FedML adapter's tests. FedML 0.9.6 stops at Python 3.11: install one (from the system, pyenv or 'uv python install 3.11') and run 'make clean test'."
@@ -43,8 +46,8 @@ ifeq ($(strip $(FLOWER)),)
 	@echo "Left out: the Flower adapter's tests. Flower 1.42 starts at Python 3.11."
 endif
 	$(BIN)/python -m pytest --doctest-modules -q -p no:cacheprovider craft_adapters models adapters/ditto --no-header
-	$(HOSTS)/bin/python -m pytest tests/flower tests/nvflare tests/rules/test_oracles.py tests/test_docs.py tests/test_docstrings.py
-	$(BIN)/python -m pytest
+	$(HOSTS)/bin/python -m pytest $(TWO) tests/flower tests/nvflare tests/rules/test_oracles.py tests/test_docs.py tests/test_docstrings.py
+	$(BIN)/python -m pytest $(TWO)
 
 lint: $(READY)
 	$(BIN)/ruff check .

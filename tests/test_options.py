@@ -366,7 +366,7 @@ def wrapped(**options: Any) -> None:
 @pytest.mark.parametrize(
     "factory",
     [Data, Made, Child, Child.other, Called(), plain, wrapped, functools.partial(plain, mode="b")],
-    ids=repr,
+    ids=["dataclass", "class", "child", "classmethod", "object", "function", "wrapped", "partial"],
 )
 def test_all_kinds_of_factories(factory: Callable[..., object]) -> None:
     assert coerce(factory, {"step": "1e-3", "mode": "b"}) == {"step": 1e-3, "mode": "b"}

@@ -191,8 +191,8 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Consecutive ports on loopback that are free now."""
-    for base in range(20000 + os.getpid() % 20000, 60000, 10):
+    """Consecutive ports on loopback that are free now; others for test processes side by side."""
+    for base in range(20000 + 100 * os.getpid() % 10000, 60000, 10):
         try:
             for port in range(base, base + count):
                 with socket.socket() as probe:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,24 +35,25 @@ def run(
     """Run a copy of a job script and of what stands beside it; all files go into the folder."""
     for file in script.parent.glob("*.py"):
         shutil.copy(file, folder)
-    (folder / "tmp").mkdir()
-    environment = {
-        **os.environ,
-        "HOME": str(folder),
-        "TMPDIR": str(folder / "tmp"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-        **more,
-    }
-    done = subprocess.run(
-        [sys.executable, script.name, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    # Of its own, since the name of a socket has 108 characters at most.
+    with tempfile.TemporaryDirectory() as temporary:
+        environment = {
+            **os.environ,
+            "HOME": str(folder),
+            "TMPDIR": temporary,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            **more,
+        }
+        done = subprocess.run(
+            [sys.executable, script.name, *arguments],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
     assert not left_running(folder), "processes were left running"
     return done
 
