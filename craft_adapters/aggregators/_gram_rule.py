@@ -7,9 +7,6 @@ which things may fail; a rule only turns Gram matrices into weights.
 from __future__ import annotations
 
 import copy
-import itertools
-import math
-import operator
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,16 +21,15 @@ from .._contract import (
     AggregationReport,
     AggregationResult,
     Aggregator,
-    ClientId,
     ClientUpdate,
-    GroupReport,
     State,
 )
 from .._intake import Intake, real, shaped
 from .._layout import Granularity, Group, Layout
 from ..errors import CheckpointError, OptionError
-from ..projection import Correction, Cosines, Piece, Turn, combine, gram, sound
+from ..projection import Correction, Piece, Turn, combine, gram, sound
 from ._grams import Combination, Grams
+from ._report import group_reports
 from ._requirements import screened
 from ._shards import Shards, local_state, local_updates, whole_state
 from ._table import Table
@@ -43,8 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GramRule"]
 
-# A cosine below this is negative, not orthogonal and rounded.
-_NEGATIVE = -1e-12
 # Compute capabilities of cards whose float64 runs at half the speed of float32 or more: P100, V100,
 # A100, H100 and H200, B200. On the others it is a thirty-second or less.
 _FAST_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
@@ -178,7 +172,7 @@ class GramRule(Aggregator):
                 round=number,
                 clients=tuple(client.client_id for client in grams.clients),
                 dropped=grams.intake.dropped,
-                groups=_report_groups(grams, combination, steps),
+                groups=group_reports(grams, combination, steps.norms, steps.inner),
                 seconds=time.perf_counter() - started,
             )
             self._finish(grams, combination, steps, report)
@@ -532,67 +526,3 @@ def _largest(intake: Intake, entries: Sequence[str]) -> dict[str, Tensor]:
         ]
         largest[entry] = shaped(torch.stack(counts).amax(0), like)
     return largest
-
-
-def _report_groups(
-    grams: Grams, combination: Combination, steps: _Steps
-) -> tuple[GroupReport, ...]:
-    ids: list[ClientId] = [client.client_id for client in grams.clients]
-    active = combination.active
-    cosines = Cosines(grams.products, torch.where(active, 1.0 / grams.norms, 0.0))
-    conflicts = torch.zeros(len(grams.groups), dtype=torch.int64)
-    for part in cosines.parts():
-        conflicts[part] = (cosines.of(part) < _NEGATIVE).sum((-2, -1)) // 2
-    inner, step_norms = steps.inner, steps.norms
-    opposed = (inner < _NEGATIVE * step_norms.clamp(min=1e-300).unsqueeze(-1)) & active
-    along_memory = (grams.memory_products * combination.weights).sum(-1)
-    along_memory += grams.memory_norms.square() * combination.memory_weights
-    cosine = along_memory / (grams.memory_norms * step_norms)
-    cosine = cosine.where(combination.memory_weights != 0, torch.nan)
-    residuals: list[float] | list[None] = [None] * len(grams.groups)
-    if combination.targets is not None:
-        residuals = (inner - combination.targets).abs().where(active, 0.0).amax(-1).tolist()
-    solution, notes = combination.solution, combination.notes
-    ranks = (solution.rank if solution else active.sum(-1)).tolist()
-    lows = _finite(solution.eigenvalue_min if solution else None, grams)
-    highs = _finite(solution.eigenvalue_max if solution else None, grams)
-    consensus = _finite(combination.consensus, grams)
-    rows = zip(
-        grams.groups,
-        grams.widths.tolist(),
-        active.tolist(),
-        conflicts.tolist(),
-        opposed.tolist(),
-        residuals,
-        _finite(cosine, grams),
-        step_norms.tolist(),
-        strict=True,
-    )
-    reports = []
-    for q, (group, width, flags, before, against, residual, along, norm) in enumerate(rows):
-        reports.append(
-            GroupReport(
-                name=group.name,
-                width=int(width),
-                clients=tuple(itertools.compress(ids, flags)),
-                inactive=tuple(itertools.compress(ids, map(operator.not_, flags))),
-                conflicts_before=before,
-                conflicts_after=tuple(itertools.compress(ids, against)),
-                residual=residual if any(flags) else None,
-                cosine_to_reference=along,
-                step_norm=norm,
-                eigenvalue_min=lows[q],
-                eigenvalue_max=highs[q],
-                rank=ranks[q],
-                consensus=consensus[q],
-                note=notes.get(q, ""),
-            )
-        )
-    return tuple(reports)
-
-
-def _finite(values: Tensor | None, grams: Grams) -> list[float | None]:
-    """Per group; None for what is not finite, or was not computed."""
-    if values is None:
-        return [None] * len(grams.groups)
-    return [number if abs(number) < math.inf else None for number in values.tolist()]
