@@ -425,6 +425,41 @@ def test_gram_of_the_whole_is_the_sum_of_its_shards(
     assert relative(step.cpu().to(F64), formula(true, rho)) <= (1e-12 if dtype == F64 else 1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("base", DTYPES)
+@pytest.mark.parametrize("sent", DTYPES)
+def test_differences_are_taken_in_the_blocks_dtype(
+    sent: torch.dtype, base: torch.dtype, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Of small entries, which are stacked first, and of wide ones, on both sides of each other."""
+    widths = (3, 20_000, 5, 9_000, 400)
+    generator = torch.Generator().manual_seed(0)
+    entries = [
+        [
+            (1000 * torch.randn(width, generator=generator)).to(device, kind)
+            for kind in (base, sent, torch.float32, sent)
+        ]
+        for width in widths
+    ]
+    rows = Rows(
+        [widths],
+        lambda entry, start, stop: [value[start:stop] for value in entries[entry]],
+        states=2,
+        directions=1,
+        device=device,
+        dtype=dtype,
+        block_bytes=1 << 22,
+    )
+    ((_, block),) = rows.blocks(rows.plan.packs[0])
+    exact = []
+    for start, *states, direction in [[v.to(dtype) for v in values] for values in entries]:
+        exact.append(torch.stack([*(start - state for state in states), direction]))
+    # Only float64 values of wide entries may be rounded after the difference instead of before.
+    slack = 1e-3 if sent == F64 and dtype != F64 else 0.0
+    found = block[:, : sum(widths)]
+    torch.testing.assert_close(found, torch.cat(exact, dim=1), rtol=0.0, atol=slack)
+
+
 # -- what goes in and what comes out -------------------------------------------------------------
 
 
