@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ._plan import Block, Pack, Run, plan
 
-# Bytes of a block. On a CPU, more gains nothing and a cache holds less, and with less a small model
-# would be read twice; a GPU wants few large launches instead.
+# Bytes of a block. On a CPU, more gains nothing and a cache holds less; with less, copies are short
+# and more sets of groups are solved apart, a millisecond or two each. A GPU wants few, large
+# launches.
 _BLOCK_CPU, _BLOCK_GPU = 1 << 24, 1 << 29
 # Of columns of zeros that align the groups, on top of a twentieth of theirs.
 _SPARE = 1 << 20
