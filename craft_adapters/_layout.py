@@ -87,8 +87,10 @@ class Layout:
 
         def follows_convolution(module: str, convolution: str) -> bool:
             weight = state.get(_join(module, "weight"))
-            before = state[_join(convolution, "weight")]
-            return isinstance(weight, torch.Tensor) and weight.ndim == 1 and before.ndim >= 3
+            before = state.get(_join(convolution, "weight"))
+            if not isinstance(weight, torch.Tensor) or not isinstance(before, torch.Tensor):
+                return False
+            return weight.ndim == 1 and before.ndim >= 3
 
         return _build(
             state,

@@ -344,3 +344,9 @@ def _sparse() -> Tensor:
 def test_sparse_entries_are_refused_by_name() -> None:
     with pytest.raises(IncompatibleUpdate, match="emb"):
         Layout.infer({"w": torch.zeros(2), "emb": _sparse()})
+
+
+def test_a_bias_alone_before_a_norm_like_layer() -> None:
+    state = {"a.bias": torch.zeros(3), "b.weight": torch.zeros(3), "b.bias": torch.zeros(3)}
+    names = [group.name for group in Layout.infer(state).groups]
+    assert names == ["a", "b"]
