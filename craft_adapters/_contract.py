@@ -49,9 +49,9 @@ class ClientUpdate:
         num_examples: Number of training examples used, finite and >= 0. Zero leaves the client
             out (and the report says so). Numpy and 0-d torch scalars are read as numbers.
         values: Entry name -> tensor or numpy array, any dtype and device. May be lazy: an entry is
-            asked for at most twice per call, once in each of the two passes (once more by fedfv
-            and fedlf, which keep the clients' updates); of a :class:`craft_adapters.LazyValues`,
-            in parts if it is wide.
+            asked for once or twice per call (once more by fedfv and fedlf, which keep the clients'
+            updates; all again where somebody is left out for NaN); of a
+            :class:`craft_adapters.LazyValues`, in parts if it is wide.
         kind: ``"state"``: the client's model after training, theta_i. ``"update"``: the difference
             theta_t - theta_i (global minus client, the sign of a gradient).
         loss: Loss of the *broadcast* model on the client's training data, for rules that need it.

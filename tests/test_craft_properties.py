@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from craft_adapters import ClientUpdate, OptionError
-from craft_adapters.aggregators import Craft
+from craft_adapters.aggregators import Craft, FedAvg
 from craft_adapters.aggregators.craft import AgreementWarning
 from craft_adapters.projection import Cosines, Rows, combine, gram, solve
 
@@ -458,6 +458,21 @@ def test_differences_are_taken_in_the_blocks_dtype(
     slack = 1e-3 if sent == F64 and dtype != F64 else 0.0
     found = block[:, : sum(widths)]
     torch.testing.assert_close(found, torch.cat(exact, dim=1), rtol=0.0, atol=slack)
+
+
+@pytest.mark.parametrize("kind", ["state", "update"])
+def test_flags_where_numbers_are_expected(
+    kind: Literal["state", "update"], device: torch.device
+) -> None:
+    """Of small and of wide entries alike, true is one."""
+    theta = {
+        "a": torch.full((9,), 2.0, device=device),
+        "b": torch.full((9000,), 2.0, device=device),
+    }
+    sent = {name: torch.ones_like(value, dtype=torch.bool) for name, value in theta.items()}
+    state = FedAvg(device=device).aggregate(theta, [ClientUpdate(0, 1, sent, kind)]).state
+    for name in theta:
+        assert torch.equal(state[name], torch.ones_like(theta[name]))
 
 
 # -- what goes in and what comes out -------------------------------------------------------------

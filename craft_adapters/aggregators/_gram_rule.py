@@ -77,10 +77,16 @@ class GramRule(Aggregator):
         separable: Whether groups do not need each other: :meth:`combine` may then be called for
             some groups at a time, several times a round, and its answers for the groups must be
             the same however they are asked for, without a ``turn``. Small groups of large models
-            are then read once instead of twice.
+            are then read once instead of twice. A subclass with a :meth:`combine` of its own says
+            it again, or is not.
     """
 
     separable: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "combine" in vars(cls) and "separable" not in vars(cls):
+            cls.separable = False
 
     def __init__(
         self,
@@ -111,7 +117,17 @@ class GramRule(Aggregator):
 
     @abstractmethod
     def combine(self, grams: Grams) -> Combination:
-        """Turn Gram matrices into weights. Must not change the rule's state."""
+        """Turn Gram matrices into weights. Must not change the rule's state.
+
+        What it is given may be some of the groups (see ``separable``), and a client that turns out
+        to hold NaN in others: the round then begins again without it.
+        """
+
+    def check(self, clients: Sequence[ClientUpdate]) -> None:
+        """Refuse clients whose numbers (``loss``, ``local_steps``) the rule cannot use.
+
+        Called before any value is read, so that which error comes first does not depend on blocks.
+        """
 
     def memory(self) -> Mapping[str, Tensor]:
         """Entry -> the remembered direction; entries it lacks count as zero."""
@@ -137,8 +153,8 @@ class GramRule(Aggregator):
         the round back.
 
         Args:
-            grams: What :meth:`combine` was given.
-            combination: What it answered.
+            grams: Of all groups.
+            combination: What :meth:`combine` answered, for all groups.
             steps: Entry -> step direction g, flat, float32 or float64, on the rule's device; zero
                 where it was rounding noise. Entries that were not in the payload are not in it.
         """
@@ -159,11 +175,13 @@ class GramRule(Aggregator):
         with torch.no_grad(), _plain_torch(self.device):
             intake = Intake.of(global_state, updates)
             intake = screened(intake, self.name, self.requires, self.on_nonfinite)
+            self.check(intake.clients)
             layout = self._layout(global_state).restrict(intake.payload)
             self._check_kept(global_state)
             if self._shards is not None:
                 counts = [(c.client_id, c.num_examples, c.kind) for c in intake.clients]
                 self._shards.agree("clients and layer groups", (counts, layout))
+            # A loop: what one attempt holds goes before the next.
             while isinstance(found := self._passes(intake, layout), Tensor):
                 intake = self._without(intake, layout, found)
             grams, combination, steps, state = found
@@ -233,8 +251,11 @@ class GramRule(Aggregator):
         for part in self._parts(table, grams.groups):
             some = grams.of(part)
             self._multiply(table, some)
-            if self._shards is not None:  # all groups are one part
-                self._shards.add_up(grams.matrices, squares, grams.widths)
+            if self._shards is not None:  # then all groups are one part
+                double = (some.rounding == _EPS[True]).to(torch.float64)
+                self._shards.add_up(some.matrices, squares, some.widths, double)
+                # A rank without numbers of a lazy group has not seen their type.
+                some.rounding[double > 0] = _EPS[True]
             finite &= some.norms.isfinite().all(0) & squares.isfinite()
             if bool(finite.all()):
                 combinations.append(self.combine(some))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ __all__ = ["Combination", "Grams"]
 class Grams:
     """All that a rule needs to know about a round's updates: small float64 tensors on the CPU.
 
-    For q groups, m clients and k past updates:
+    Of q groups, all or some, with m clients and k past updates:
 
     Attributes:
         groups: The q layer groups.
@@ -145,10 +146,16 @@ class Combination:
 
     @classmethod
     def joined(cls, parts: Sequence[Combination], grams: Grams) -> Combination:
-        """One for all groups, from those of their parts in order, none of them with a ``turn``."""
+        """One for all groups, from those of their parts in order.
+
+        Raises:
+            TypeError: a part has a ``turn``, or some have what others lack.
+        """
         if len(parts) == 1:
             return parts[0]
-        starts = itertools.accumulate((len(part.rates) for part in parts), initial=0)
+        if any(part.turn is not None for part in parts):
+            raise TypeError("a separable rule cannot turn steps; say separable = False")
+        starts = itertools.accumulate((len(part.rates) for part in parts[:-1]), initial=0)
         return cls(
             weights=torch.cat([part.weights for part in parts]),
             memory_weights=torch.cat([part.memory_weights for part in parts]),
@@ -161,21 +168,32 @@ class Combination:
             consensus=_joined([part.consensus for part in parts]),
             notes={
                 start + q: note
-                for start, part in zip(starts, parts, strict=False)
+                for start, part in zip(starts, parts, strict=True)
                 for q, note in part.notes.items()
             },
             past_weights=_joined([part.past_weights for part in parts]),
         )
 
 
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+Part = TypeVar("Part")
+
+
+def _given(parts: Sequence[Part | None]) -> list[Part]:
+    """What all parts have; empty if none has it."""
     given = [part for part in parts if part is not None]
-    return torch.cat(given) if len(given) == len(parts) else None
+    if given and len(given) < len(parts):
+        raise TypeError("a separable rule must answer for all groups in the same way")
+    return given
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    given = _given(parts)
+    return torch.cat(given) if given else None
 
 
 def _joined_solution(parts: Sequence[Solution | None], products: Tensor) -> Solution | None:
-    given = [part for part in parts if part is not None]
-    if len(given) < len(parts):
+    given = _given(parts)
+    if not given:
         return None
     return Solution(
         x=torch.cat([part.x for part in given]),

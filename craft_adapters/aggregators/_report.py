@@ -25,8 +25,8 @@ def group_reports(
     """What happened in each of q groups.
 
     Args:
-        grams: What the rule was given.
-        combination: What it answered.
+        grams: Of these groups.
+        combination: What the rule answered.
         step_norms: (q,) Lengths of the steps.
         inner: (q, m) Inner products u_i . g.
     """

@@ -65,8 +65,10 @@ class Table:
 
     def parts(self, groups: Sequence[Group], dtype: torch.dtype) -> list[slice]:
         """Neighbours among the groups that fit into one block, or one that does not."""
-        packs = self.rows(groups, dtype).plan.packs
-        return [slice(pack.first, pack.last) for pack in packs] or [slice(0, len(groups))]
+        starts = [pack.first for pack in self.rows(groups, dtype).plan.packs] or [0]
+        # Groups without columns are in no pack of their own.
+        stops = [*starts[1:], len(groups)]
+        return [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
     def release(self) -> None:
         """Give the memory of the blocks back."""

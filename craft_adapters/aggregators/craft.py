@@ -104,6 +104,7 @@ class Craft(GramRule):
     """
 
     name = "craft"
+    separable = True
 
     def __init__(
         self,
@@ -143,7 +144,8 @@ class Craft(GramRule):
         self.targets = targets
         self.client_length = client_length
         self.scale = scale
-        self.separable = not callable(targets)  # a user's function is called once a round
+        if callable(targets):  # a user's function is called once a round
+            self.separable = False
         self._reference: dict[str, Tensor] = {}
         self._lengths: dict[str, float] = {}
         self._agreeing = 0
@@ -153,7 +155,7 @@ class Craft(GramRule):
         return self._reference
 
     def combine(self, grams: Grams) -> Combination:
-        """Solve for the step of every group at once."""
+        """Solve for the steps of all the groups at hand at once."""
         norms = grams.norms
         active = (norms > 0) & (norms >= self.norm_threshold)
         count = active.sum(-1)

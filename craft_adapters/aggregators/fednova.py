@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .._contract import ClientUpdate
 from .._layout import Granularity
 from ..errors import OptionError
 from ..plugins import hookimpl
@@ -92,6 +93,10 @@ class FedNova(MomentumRule):
     def _shrink(self) -> float:
         """What one local step takes off the distance to the broadcast model."""
         return self.mu * (self.client_lr or 0.0)
+
+    def check(self, clients: Sequence[ClientUpdate]) -> None:
+        """Steps are counted from zero."""
+        local_steps(clients)
 
     def combine(self, grams: Grams) -> Combination:
         """tau_eff p_i / a_i on client i."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from .._contract import ClientUpdate
 from .._layout import Granularity
 from ..plugins import hookimpl
 from ._common import Common, plain_step, shows_common_options, within
@@ -78,9 +79,13 @@ class QFedAvg(GramRule):
         self.q = q
         self.loss_eps = loss_eps
 
+    def check(self, clients: Sequence[ClientUpdate]) -> None:
+        """Losses are not negative: F^q has to be a weight."""
+        losses(clients, least=0.0)
+
     def combine(self, grams: Grams) -> Combination:
         """F_i^q L / sum h on client i, with |G_i|^2 from the diagonal of the Gram matrix."""
-        loss = losses(grams.clients, least=0.0) + self.loss_eps
+        loss = losses(grams.clients) + self.loss_eps
         steep = 1.0 / self.client_lr
         squares = steep**2 * grams.products.diagonal(dim1=-2, dim2=-1)
         curvature = steep * loss**self.q

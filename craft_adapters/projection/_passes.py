@@ -16,7 +16,7 @@ def gram(rows: Rows, out: Tensor | None = None) -> Tensor:
 
     Args:
         rows: D of each group.
-        out: Where to put G; a new tensor if None.
+        out: Where to put G, float64 on the rows' device; a new tensor if None.
 
     Products are computed in the rows' dtype over some thousand columns at a time, and added up in
     float64. With float64 rows from float32 values, differences are exact and products have at

@@ -101,7 +101,8 @@ class _Place:
     pieces: tuple[Piece, ...]
 
 
-@lru_cache(maxsize=1024)  # a round asks for one per part of the model
+# A round asks for one per part of the model, the next round for the same ones again.
+@lru_cache(maxsize=4096)
 def plan(groups: tuple[tuple[int, ...], ...], columns: int) -> Plan:
     """Lay groups out.
 

@@ -116,7 +116,8 @@ class Rows:
         """Column blocks (count, columns) of the groups of a pack, from one end to the other.
 
         The memory is used again for the next block: finish with one before asking for another.
-        The block that was filled last is not filled again, and comes first if it is at an end.
+        The block that was filled last is not filled again, and comes first if it is at an end;
+        unless other rows have used the workspace since.
         """
         space = self._workspace
         whole = space.take((self.count + 1) * self.plan.columns, self.dtype)
@@ -126,7 +127,7 @@ class Rows:
             memory = whole[: (self.count + 1) * columns].view(-1, columns)
             if space.filled != (self._mark, block):
                 space.filled = None
-                self._fill(memory, block)
+                self._fill(memory, block, backwards=backwards)
                 space.filled = self._mark, block
             yield block, memory[1:]
 
@@ -141,28 +142,37 @@ class Rows:
                     squares[run.members] += products.sum(1, dtype=torch.float64)
         return squares.sqrt()
 
-    def _fill(self, memory: Tensor, block: Block) -> None:
-        done = 0
-        for piece in block.pieces:
+    def _fill(self, memory: Tensor, block: Block, *, backwards: bool) -> None:
+        subtracted = []  # columns
+        # In the order of the pass: an entry that reaches into the next block is read once for both.
+        for piece in reversed(block.pieces) if backwards else block.pieces:
             values = self._read(piece.entry, piece.start, piece.stop)
             size, shape = piece.stop - piece.start, values[0].shape
             target = memory[:, piece.column : piece.column + size]
             target = target if len(shape) == 1 else target.view(-1, *shape)
-            if size < self._wide or not _together(values, target):
-                _stack(values, target)
-                continue
-            self._subtract(memory[:, done : piece.column])
-            done = piece.column + size
-            base, *rows = target.unbind()
-            base.copy_(values[0])
-            for i, (row, value) in enumerate(zip(rows, values[1:], strict=True)):
-                if i < self._states:
-                    torch.sub(base, value, out=row)
-                else:
-                    row.copy_(value)
+            together = _together(values, target)
+            if together and size >= self._wide:
+                self._put_differences(values, target)
+                subtracted.append((piece.column, piece.column + size))
+            else:
+                _stack(values, target, together=together)
         for start, stop in block.gaps:
             memory[:, start:stop] = 0.0
-        self._subtract(memory[:, done:])
+        done = 0
+        for start, stop in [*sorted(subtracted), (memory.shape[1], 0)]:
+            self._subtract(memory[:, done:start])
+            done = stop
+
+    def _put_differences(self, values: Values, target: Tensor) -> None:
+        base, *rows = target.unbind()
+        base.copy_(values[0])
+        for i, (row, value) in enumerate(zip(rows, values[1:], strict=True)):
+            if i < self._states and value.dtype != torch.bool:
+                torch.sub(base, value, out=row)
+            else:
+                row.copy_(value)
+                if i < self._states:
+                    torch.sub(base, row, out=row)
 
     def _subtract(self, memory: Tensor) -> None:
         # In the block's dtype, not the clients': half types overflow and lose digits.
@@ -186,9 +196,9 @@ def batch(block: Tensor, run: Run) -> Tensor:
     return block[:, run.columns].view(block.shape[0], -1, run.width).transpose(0, 1)
 
 
-def _stack(values: Values, target: Tensor) -> None:
+def _stack(values: Values, target: Tensor, *, together: bool) -> None:
     """Put values into the rows of ``target``: one copy for all that are on one device."""
-    if not _together(values, target):
+    if not together:
         start = 0
         for device, group in itertools.groupby(values, key=lambda value: value.device):
             some = list(group)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,7 +25,15 @@ from craft_adapters import (
     OptionError,
     get_aggregator,
 )
-from craft_adapters.aggregators import GramRule
+from craft_adapters.aggregators import (
+    Combination,
+    Craft,
+    CraftBalanced,
+    FedAvg,
+    FedProx,
+    GramRule,
+    Grams,
+)
 from craft_adapters.plugins import get_plugin_manager
 
 from .federations import (
@@ -551,6 +559,93 @@ def test_blocks_that_hold_few_groups_change_nothing(
                 expected = pytest.approx(value, 1e-3, 1e-5) if isinstance(value, float) else value
                 assert getattr(group, name) == expected, name
         theta = one.state
+
+
+@pytest.mark.parametrize("sizes", [(900, 0), (3, 900, 0), (900, 0, 0), (0, 900, 0, 5, 0), (0, 0)])
+@each_rule
+def test_layers_without_numbers(
+    label: str, sizes: tuple[int, ...], device: torch.device, tmp_path: Path
+) -> None:
+    """Before, between and after small ones and ones that are wider than a block."""
+    rule = make(label, device, tmp_path, block_bytes=4000, granularity="tensor")
+    theta = {f"layer{i}.weight": torch.ones(size, device=device) for i, size in enumerate(sizes)}
+    result = rule.aggregate(theta, replies(theta, 0))
+    assert [group.width for group in result.report.groups] == list(sizes)
+    assert {name: value.shape for name, value in result.state.items()} == {
+        name: value.shape for name, value in theta.items()
+    }
+    for size, value in zip(sizes, result.state.values(), strict=True):
+        assert not size or not torch.equal(value, torch.ones_like(value))
+
+
+@pytest.mark.parametrize("block_bytes", [600, None])
+@pytest.mark.parametrize(
+    ("label", "number"), [("qfedavg", {"loss": -1.0}), ("fednova", {"local_steps": -1})]
+)
+def test_a_number_that_is_no_use_is_refused_before_values_are_looked_at(
+    label: str,
+    number: dict[str, Any],
+    block_bytes: int | None,
+    device: torch.device,
+    tmp_path: Path,
+) -> None:
+    rule = make(label, device, tmp_path, block_bytes=block_bytes, granularity="tensor")
+    theta = start(device)
+    bad = changed(reply(theta, 0, 9), head__bias=torch.full_like(theta["head.bias"], math.nan))
+    with pytest.raises(IncompatibleUpdate, match=f"client 9: {next(iter(number))}"):
+        rule.aggregate(theta, [*replies(theta, 0), replace(bad, **number)])
+
+
+class Halved(FedAvg):
+    """Half a step, in layers that are told apart by how many groups come at a time."""
+
+    calls: ClassVar[list[int]] = []
+
+    def combine(self, grams: Grams) -> Combination:
+        self.calls.append(len(grams.groups))
+        whole = super().combine(grams)
+        return replace(whole, rates=0.5 * whole.rates)
+
+
+def test_a_rule_that_derives_from_a_separable_one_says_it_again(device: torch.device) -> None:
+    class Again(Halved):
+        separable = True
+
+        def combine(self, grams: Grams) -> Combination:
+            return super().combine(grams)
+
+    class Never(Craft):
+        separable = False
+
+    assert FedAvg.separable
+    assert FedProx.separable  # it has its combine from FedAvg
+    assert CraftBalanced().separable
+    assert not Halved.separable
+    assert not Never().separable
+    assert not Craft(targets=lambda clients: [1.0] * len(clients)).separable
+    theta = start(device)
+    for rule, calls in ((Halved, [3]), (Again, [1, 1, 1])):
+        Halved.calls.clear()
+        made = rule(device=device, block_bytes=600, granularity=lambda name: name.split(".")[0])
+        made.aggregate(theta, replies(theta, 0))
+        assert Halved.calls == calls
+
+
+@pytest.mark.parametrize("given", ["turn", "consensus of one layer"])
+def test_a_separable_rule_that_cannot_be_is_refused(given: str, device: torch.device) -> None:
+    class Odd(FedAvg):
+        separable = True
+
+        def combine(self, grams: Grams) -> Combination:
+            answer = super().combine(grams)
+            if given == "turn":
+                return replace(answer, turn=lambda entry, place, step: None)
+            agreed = grams.shares[:1] if grams.groups[0].name == "conv" else None
+            return replace(answer, consensus=agreed)
+
+    theta = start(device)
+    with pytest.raises(TypeError, match="separable"):
+        Odd(device=device, block_bytes=600).aggregate(theta, replies(theta, 0))
 
 
 # -- values that are not in memory ----------------------------------------------------------------
