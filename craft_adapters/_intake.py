@@ -49,11 +49,24 @@ class Intake:
         """Check ids, counts and entry names.
 
         Raises:
+            TypeError: the global model is no state dict, or an update no ClientUpdate.
             ValueError: a client id occurs twice.
             NoUsableUpdates: nobody reported, or nobody has examples.
             IncompatibleUpdate: entry names do not fit, by client and entry.
         """
-        everyone = sorted(updates, key=_order)
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"global_state must be a state dict, got a {type(state).__name__}; "
+                "pass model.state_dict()"
+            )
+        everyone = list(updates)
+        for position, update in enumerate(everyone):
+            if not isinstance(update, ClientUpdate):
+                raise TypeError(
+                    f"updates[{position}] is a {type(update).__name__}, not a ClientUpdate; "
+                    "wrap it: ClientUpdate(client_id, num_examples, values)"
+                )
+        everyone.sort(key=_order)
         for first, second in itertools.pairwise(everyone):
             if first.client_id == second.client_id:
                 raise ValueError(f"client {first.client_id!r} reported twice in one round")

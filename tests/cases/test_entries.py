@@ -394,6 +394,27 @@ def test_replies_that_are_no_mappings(values: Any) -> None:
         ClientUpdate("bad", 1, values)
 
 
+@pytest.mark.parametrize("bare", [{"w": [1.0]}, (1, {"w": [1.0]})], ids=["dict", "tuple"])
+def test_replies_that_are_not_wrapped(bare: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """Bare state dicts, or FedML's pairs of a count and one."""
+    start = put({"w": [0.0]}, device, dtype)
+    updates: list[Any] = [ClientUpdate("p", 1, start), bare]
+    expected = (
+        rf"^updates\[1\] is a {type(bare).__name__}, not a ClientUpdate; "
+        r"wrap it: ClientUpdate\(client_id, num_examples, values\)$"
+    )
+    with pytest.raises(TypeError, match=expected):
+        rule(device).aggregate(start, updates)
+
+
+def test_a_module_is_no_global_model(device: torch.device) -> None:
+    model: Any = torch.nn.Linear(1, 1).to(device)
+    updates = [ClientUpdate("p", 1, model.state_dict())]
+    expected = r"^global_state must be a state dict, got a Linear; pass model\.state_dict\(\)$"
+    with pytest.raises(TypeError, match=expected):
+        rule(device).aggregate(model, updates)
+
+
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_half_types(kind: torch.dtype, device: torch.device) -> None:
     """SVD and pinv do not exist for float16 and bfloat16, and NumPy cannot hold bfloat16.
