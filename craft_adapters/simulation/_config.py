@@ -32,7 +32,7 @@ from ._settings import LocalTraining
 from ._sources import SOURCES
 from ._split_file import load_split
 
-__all__ = ["RunConfig", "combine", "load_file", "override", "read_config"]
+__all__ = ["RunConfig", "combine", "load_file", "override", "read_config", "settled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class RunConfig:
                 if _is_plain(value):
                     entries[key] = value
             whole[section] = entries
-        return whole
+        return settled(whole)
 
     def with_seed(self, seed: int) -> RunConfig:
         """The same with another seed."""
@@ -450,7 +450,7 @@ def combine(
     """A configuration with another one over it, option by option.
 
     A section that names another rule (model, ...) than before begins anew: the old one's options
-    mean nothing to it.
+    mean nothing to it. Where nothing is named it is the default's.
 
     >>> base = {"aggregator": {"name": "craft", "server_lr": 0.3}, "training": {"epochs": 2}}
     >>> combine(base, {"aggregator": "fedavg", "training": {"lr": 0.5}})
@@ -463,7 +463,8 @@ def combine(
             continue
         options = _section(source, key, value)
         before = _section(source, key, whole.get(key))
-        same = options.get("name", before.get("name")) == before.get("name")
+        name = before.get("name", _SECTIONS[key])
+        same = options.get("name", name) == name
         whole[key] = {**before, **options} if same else options
     return whole
 
@@ -475,11 +476,32 @@ def override(whole: dict[str, Any], text: str) -> None:
     if not equals or not section or (dot and not option):
         raise OptionError(f"--set {text}: expected key=value or section.key=value")
     if not dot:
-        whole[section] = _section("--set", section, value) if section in _SECTIONS else value
+        whole |= combine(whole, {section: value}, "--set")
         return
     if section not in _SECTIONS:
         raise OptionError(f"--set {text}: no section {section!r}; {nearest(section, _SECTIONS)}")
     whole |= combine(whole, {section: {option: value}})
+
+
+def settled(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved configuration, with what the rule takes where an option of it is None.
+
+    So runs are the same whether that is said or left out, also where an older config.json has None.
+
+    >>> settled({"aggregator": {"name": "craft", "server_lr": None}})
+    {'aggregator': {'name': 'craft', 'server_lr': 0.1}}
+    """
+    options = dict(resolved.get("aggregator", {}))
+    open_ones = [key for key, value in options.items() if value is None]
+    if not open_ones:
+        return dict(resolved)
+    given = {key: value for key, value in options.items() if key != "name"}
+    try:
+        rule = get_plugin_manager().get_aggregator(options.get("name", ""), **given)
+    except Exception:  # a report shows runs of rules, too, that cannot be made here
+        return dict(resolved)
+    taken = {key: getattr(rule, key, None) for key in open_ones}
+    return {**resolved, "aggregator": options | {k: v for k, v in taken.items() if _is_plain(v)}}
 
 
 def _checked(source: str, call: Callable[[], Any]) -> Any:

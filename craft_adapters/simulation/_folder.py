@@ -14,6 +14,7 @@ from .. import _checkpoint
 from .._contract import Aggregator, State
 from .._files import write_atomically
 from ..errors import CheckpointError, OptionError
+from ._config import settled
 
 __all__ = ["LINES", "RunFolder", "flat", "read_lines"]
 
@@ -55,7 +56,7 @@ class RunFolder:
         before = self.read("config.json")
         if before is None:
             return
-        old, new = flat(before), flat(resolved)
+        old, new = flat(settled(before)), flat(resolved)
         for harmless in ("rounds", "checkpoint_every"):
             old.pop(harmless, None), new.pop(harmless, None)
         differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))

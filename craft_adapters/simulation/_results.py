@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
+from ._config import settled
 from ._folder import RunFolder, flat, read_lines
 
 __all__ = ["SELECTABLE", "Series", "collect", "find_runs", "gather", "what_counts"]
@@ -168,7 +169,7 @@ def _read(path: Path) -> _Folder:
     metrics = list(read_lines(path / "metrics.jsonl"))
     if not metrics:
         raise OptionError(f"{path}: nothing has been evaluated yet")
-    config = flat(RunFolder(path).read("config.json"))
+    config = flat(settled(RunFolder(path).read("config.json")))
     return _Folder(path, config, metrics, list(read_lines(path / "rounds.jsonl")))
 
 

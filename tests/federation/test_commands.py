@@ -149,6 +149,18 @@ def test_seeds_are_put_together_and_labels_tell_apart(tmp_path: Path) -> None:
     assert list(both.conflicts()) == ["hidden.0", "head"]
 
 
+def test_a_value_that_is_said_or_left_to_the_rule_is_one_series(tmp_path: Path) -> None:
+    for seed, rate in enumerate(("0.1", "null", "null")):
+        run(
+            tmp_path / str(seed), "aggregator=craft", f"aggregator.server_lr={rate}", f"seed={seed}"
+        )
+    file = tmp_path / "2" / "config.json"
+    saved = json.loads(file.read_text())
+    saved["aggregator"]["server_lr"] = None  # as it was written before
+    file.write_text(json.dumps(saved))
+    assert [(s.label, len(s.runs)) for s in collect([tmp_path])] == [("craft", 3)]
+
+
 def test_a_report_in_every_form(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     for seed in (0, 1):

@@ -108,6 +108,25 @@ def test_overrides_win_and_know_sections(tmp_path: Path) -> None:
     assert "server_lr" not in other.resolved()["aggregator"], "it was the other rule's"
 
 
+def test_an_override_that_names_what_is_there_keeps_its_options(tmp_path: Path) -> None:
+    path = write(tmp_path, "aggregator: {name: craft, server_lr: 0.3}\npartition: {clients: 7}")
+    for name in ("aggregator=craft", "aggregator.name=craft"):
+        assert read_config(path, [name]).resolved()["aggregator"]["server_lr"] == 0.3
+    for name in ("partition=dirichlet", "partition.name=dirichlet"):
+        assert read_config(path, [name]).resolved()["partition"]["clients"] == 7, "the default"
+    other = read_config(path, ["partition=iid"]).resolved()
+    assert other["partition"]["clients"] == 100, "of another partition"
+
+
+@pytest.mark.parametrize(("scale", "taken"), [("unit", 0.1), ("steady", 1.0)])
+def test_what_the_rule_takes_for_none_is_filled_in(scale: str, taken: float) -> None:
+    open_ones = ({}, {"server_lr": None}, {"server_lr": "null"}, {"server_lr": taken})
+    for options in open_ones:
+        config = read_config({"aggregator": {"name": "craft", "scale": scale, **options}})
+        assert config.resolved()["aggregator"]["server_lr"] == taken
+    assert read_config({"aggregator": "craft"}).resolved()["aggregator"]["client_length"] is None
+
+
 def test_a_resolved_configuration_resolves_to_itself() -> None:
     config = read_config({"method": {"name": "ditto", "lam": [0.1, 1]}, "aggregator": "craft"})
     assert read_config(config.resolved()).resolved() == config.resolved()

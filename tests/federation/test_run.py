@@ -197,6 +197,25 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
+def test_a_folder_that_leaves_open_what_the_rule_takes_is_gone_on_with(tmp_path: Path) -> None:
+    """As config.json was written before: an option that is None is what the rule makes of it."""
+    play(BASE, tmp_path, "aggregator.server_lr=null", until=1)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    saved["aggregator"]["server_lr"] = None
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(OptionError, match=r"\(aggregator\.server_lr: 0\.1 there, 0\.3 here\)"):
+        play(BASE, tmp_path, "aggregator.server_lr=0.3")
+    assert play(BASE, tmp_path, "aggregator.server_lr=0.1").round == 4
+
+
+def test_a_folder_of_a_rule_that_is_not_here_is_compared_as_it_is(tmp_path: Path) -> None:
+    saved = read_config(BASE).resolved()
+    saved["aggregator"] = {"name": "a_strangers", "server_lr": None}
+    RunFolder(tmp_path).write("config.json", saved)
+    with pytest.raises(OptionError, match="aggregator.name: 'a_strangers' there, 'craft' here"):
+        play(BASE, tmp_path)
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     play(BASE, tmp_path, until=1)
     model = next(tmp_path.glob("model-*"))
