@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from torch import nn
 from .._contract import Aggregator
 from .._options import coerce, describe
 from ..errors import CraftError, OptionError, nearest
-from ..plugins import get_adapter, get_plugin_manager
+from ..plugins import get_plugin_manager
 from ._accord import RATE, agreed
 from ._datasets import Dataset, optional_import
 from ._method import Method
@@ -32,7 +33,16 @@ from ._settings import LocalTraining
 from ._sources import SOURCES
 from ._split_file import load_split
 
-__all__ = ["RunConfig", "combine", "load_file", "override", "read_config", "settled"]
+__all__ = [
+    "RUN_KEYS",
+    "SWEEP_KEYS",
+    "RunConfig",
+    "combine",
+    "load_file",
+    "override",
+    "read_config",
+    "settled",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +203,11 @@ _SECTIONS = {
     "method": "shared",
 }
 
+RUN_KEYS = (*(option.name for option in describe(_General)), *_SECTIONS)
+"""What the file of a run may have at its top."""
+SWEEP_KEYS = ("base", "seeds", "select", "rules")
+"""The same for a sweep."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
@@ -240,8 +255,16 @@ class RunConfig:
 
     def split(self, dataset: Dataset) -> Split:
         """Who holds which examples."""
-        made = self._make("partition").split
-        split: Split = self._within("partition", made, dataset, self.general.seed)
+        partition = self._make("partition")
+
+        def made() -> Split:
+            try:
+                return partition.split(dataset, self.general.seed)  # type: ignore[no-any-return]
+            except ValueError as error:  # in the words of a function's arguments
+                text = str(error).replace("num_clients", "partition.clients")
+                raise ValueError(text.replace("min_size", "partition.min_size")) from error
+
+        split: Split = self._within("partition", made)
         return split
 
     def model(self, dataset: Dataset) -> nn.Module:
@@ -335,10 +358,11 @@ def read_config(
     whole = combine({}, raw, source)
     for text in overrides:
         override(whole, text)
-    general_keys = [option.name for option in describe(_General)]
     for key in whole:
-        if key not in _SECTIONS and key not in general_keys:
-            tail = nearest(str(key), [*general_keys, *_SECTIONS])
+        if key not in RUN_KEYS:
+            tail = _meant(whole, str(key))
+            if "rules" in whole and raw is not config:
+                tail = f"this is a sweep: craft-adapters sweep {source}"
             raise OptionError(f"{source}: no key {key!r}; {tail}")
     scalars = {key: value for key, value in whole.items() if key not in _SECTIONS}
     general = _checked(source, lambda: _General(**coerce(_General, scalars, owner=source)))
@@ -366,6 +390,16 @@ def read_config(
     return read
 
 
+def _meant(whole: Mapping[str, Any], key: str) -> str:
+    """The tail of an error message about a key: the section that has such an option."""
+    for section, default in _SECTIONS.items():
+        name = str(whole.get(section, {}).get("name", default))
+        with suppress(OptionError, ImportError):  # of what is named there
+            if key in (option.name for option in describe(_factory(section, name))):
+                return f"did you mean '{section}.{key}'?"
+    return nearest(key, RUN_KEYS)
+
+
 _KINDS: Mapping[str, Mapping[str, Any]] = {
     "data": SOURCES,
     "partition": _PARTITIONS,
@@ -390,11 +424,29 @@ def _method(name: str) -> Callable[..., Method]:
     """The method of this name: the plain one, or what a registered adapter brings."""
     if name == "shared":
         return Method
-    adapter = get_adapter(name).load()
-    method = getattr(adapter, "federation_method", None)
+    manager = get_plugin_manager()
+    if name not in manager.adapters:
+        text = f"none is named {name!r}; {nearest(name, _methods())}"
+        if name in manager.aggregators:
+            text += f" ({name} is a rule: aggregator={name})"
+        if manager.broken:
+            broken = (f"{plugin.name}: {plugin.reason}" for plugin in manager.broken)
+            text += f". Broken plug-ins: {'; '.join(broken)}"
+        raise OptionError(text)
+    method = getattr(manager.adapters[name].load(), "federation_method", None)
     if method is None:
         raise OptionError(f"adapter {name!r} brings no method for this federation")
     return method  # type: ignore[no-any-return]
+
+
+def _methods() -> list[str]:
+    """The names of the methods, as far as no host has to be imported for it."""
+    names = ["shared"]
+    for name, adapter in get_plugin_manager().adapters.items():
+        with suppress(Exception):  # whatever a stranger's module raises
+            if adapter.distribution is None and hasattr(adapter.load(), "federation_method"):
+                names.append(name)
+    return names
 
 
 def load_file(file: str | os.PathLike[str]) -> dict[str, Any]:

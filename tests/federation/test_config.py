@@ -69,7 +69,16 @@ def test_numbers_of_yaml_1_1(tmp_path: Path) -> None:  # CFG-01
         ("method: {name: ditto, lam: -1}", "method: lam must be a finite number >= 0"),
         ("method: {name: ditto, aggregator: craft}", "the section aggregator says it"),
         ("method: fedml", "adapter 'fedml' brings no method for this federation"),
-        ("method: dito", "no adapter is named 'dito'; did you mean 'ditto'?"),
+        ("method: dito", "method: none is named 'dito'; did you mean 'ditto'?"),
+        (
+            "method: fedprox",
+            r"none is named 'fedprox'; known: ditto, shared \(fedprox is a rule: aggregator=fedp",
+        ),
+        ("rules: {A: {}}\nseeds: [0, 1]", "no key 'rules'; this is a sweep: craft-adapters sweep "),
+        ("seeds: [0, 1]\nrules: {A: {}}", "no key 'seeds'; this is a sweep: craft-adapters sweep "),
+        ("seeds: [0, 1]", "no key 'seeds'; did you mean 'seed'?"),
+        ("method: ditto\nlam: 0.1", "no key 'lam'; did you mean 'method.lam'?"),
+        ("method: crft\nserver_lr: 1\naggregator: craft", "did you mean 'aggregator.server_lr'?"),
         ("rounds: 1\nrounds: 2", "key 'rounds' comes twice"),
         ("- rounds", "expected keys and values, got list"),
         ("rounds: [", "no YAML"),
@@ -142,6 +151,12 @@ def test_partitions_that_cannot_be() -> None:
     digits = load_dataset()
     with pytest.raises(OptionError, match=r"config: partition: 100 clients .* need 2000 examples"):
         read_config().split(digits)
+    keys = r"lower partition\.clients or partition\.min_size$"
+    with pytest.raises(OptionError, match=keys):
+        read_config().split(digits)
+    for name in ("iid", "dirichlet"):
+        with pytest.raises(OptionError, match=r"partition: partition\.clients must be at least 1"):
+            read_config({"partition": {"name": name, "clients": 0}}).split(digits)
     with pytest.raises(OptionError, match="partition: data set 'digits' does not say who wrote"):
         read_config({"partition": "writer"}).split(digits)
     with pytest.raises(OptionError, match=r"clients_per_round: .* must be in 1\.\.5, got 10"):

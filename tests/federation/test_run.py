@@ -212,7 +212,7 @@ def test_a_folder_of_a_rule_that_is_not_here_is_compared_as_it_is(tmp_path: Path
     saved = read_config(BASE).resolved()
     saved["aggregator"] = {"name": "a_strangers", "server_lr": None}
     RunFolder(tmp_path).write("config.json", saved)
-    with pytest.raises(OptionError, match="aggregator.name: 'a_strangers' there, 'craft' here"):
+    with pytest.raises(OptionError, match=r"aggregator\.name: 'a_strangers' there, 'craft' here"):
         play(BASE, tmp_path)
 
 
