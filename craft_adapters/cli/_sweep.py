@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["sweep"]
 
+_OVER = ("finished", "diverged")  # not run again
+
 
 @click.command()
 @click.argument("file", metavar="SWEEP", type=click.Path(dir_okay=False))
@@ -44,20 +46,20 @@ def sweep(
 ) -> None:
     """Run the grid of runs that the YAML file SWEEP describes, in processes side by side.
 
-    A sweep that was stopped, however, goes on when the same command is given again: runs that are
-    over stay as they are, others go on where their last checkpoint is, and failed ones are tried
-    again. ``craft-adapters report FOLDER`` compares the rules.
+    A sweep that was stopped, in whatever way, goes on when the same command is given again: runs
+    that are over stay as they are, others go on from their last checkpoint, and failed ones are
+    tried again. ``craft-adapters report FOLDER`` compares the rules.
     """
     from ..simulation._outcomes import outcomes
     from ..simulation._sweep import read_sweep
     from ..simulation._workers import cores
 
+    folder = Path(out) if out is not None else Path("runs", Path(file).stem)
     try:
         plan = read_sweep(file, overrides)
+        _begin(plan, folder)
     except ImportError as error:
         raise click.ClickException(" ".join(str(error).split())) from error
-    folder = Path(out) if out is not None else Path("runs", Path(file).stem)
-    _begin(plan, folder)
     try:
         _play(plan, folder, jobs or cores(), quiet)
     except KeyboardInterrupt:
@@ -71,11 +73,15 @@ def sweep(
 
 
 def _begin(plan: Sweep, folder: Path) -> None:
-    """Check that what is in the folder belongs to this sweep, and note what it is."""
+    """Check that the folder is of this sweep and the data are there; note what the sweep is."""
     from ..simulation import RunFolder
+    from ..simulation._outcomes import outcomes
+    from ..simulation._sweep import look_for_data
 
     for run in plan.first():
         RunFolder(folder / run.folder).compare(run.config.resolved())
+    todo = (one.run for one in outcomes(plan, folder) if one.status not in _OVER)
+    look_for_data(run.config for run in todo)
     RunFolder(folder).write("sweep.json", plan.resolved())
 
 
@@ -88,7 +94,7 @@ def _play(plan: Sweep, folder: Path, jobs: int, quiet: bool) -> None:
     left = dict.fromkeys(plan.rules, 0)
 
     def add(runs: Sequence[SweepRun]) -> int:
-        todo = [r for r in runs if outcome(r, folder).status not in ("finished", "diverged")]
+        todo = [r for r in runs if outcome(r, folder).status not in _OVER]
         waiting.extend(todo)
         return len(todo)
 

@@ -6,18 +6,24 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .._options import coerce
 from ..errors import OptionError, nearest
-from ._config import RunConfig, combine, load_file, override, read_config
+from ._config import (
+    RUN_KEYS,
+    SWEEP_KEYS,
+    RunConfig,
+    combine,
+    load_file,
+    override,
+    read_config,
+)
 from ._results import SELECTABLE
 
-__all__ = ["Point", "Sweep", "SweepRun", "read_sweep"]
-
-_KEYS = ("base", "seeds", "select", "rules")
+__all__ = ["Point", "Sweep", "SweepRun", "look_for_data", "read_sweep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +138,11 @@ def read_sweep(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> S
     raw = load_file(path)
     if Path(source).name == "sweep.json":
         return _saved(raw)
-    if unknown := [key for key in raw if key not in _KEYS]:
-        raise OptionError(f"{source}: no key {unknown[0]!r}; {nearest(str(unknown[0]), _KEYS)}")
+    if unknown := [key for key in raw if key not in SWEEP_KEYS]:
+        tail = nearest(str(unknown[0]), SWEEP_KEYS)
+        if unknown[0] in RUN_KEYS and "rules" not in raw:
+            tail = f"this is the config of a run: craft-adapters run {source}"
+        raise OptionError(f"{source}: no key {unknown[0]!r}; {tail}")
 
     def part(key: str) -> Mapping[str, Any]:
         value = raw.get(key)
@@ -156,6 +165,23 @@ def read_sweep(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> S
     sweep = Sweep(source, whole, seeds, select, tuple(points))
     _check(sweep)
     return sweep
+
+
+def look_for_data(configs: Iterable[RunConfig]) -> None:
+    """Load every data set that these name, once: what is missing is said before any run.
+
+    Raises:
+        DatasetNotFound: files are missing.
+        OptionError: they are not what they should be.
+        ImportError: an optional package is missing.
+    """
+    found: list[Any] = []
+    for config in configs:
+        data = config.names["data"], config.sections["data"]
+        if data not in found:
+            found.append(data)
+            # The processes of the runs have the devices to themselves.
+            replace(config, general=replace(config.general, device="cpu")).dataset()
 
 
 def _points(

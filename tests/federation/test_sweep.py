@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -111,6 +112,11 @@ def test_base_and_rules_in_files_of_their_own_and_overrides(tmp_path: Path) -> N
     ("text", "message"),
     [
         ("rule: {}", "no key 'rule'; did you mean 'rules'?"),
+        (
+            "rounds: 3",
+            r"no key 'rounds'; this is the config of a run: craft-adapters run .*\.yaml$",
+        ),
+        ("rounds: 3\nrules: {A: {}}", "no key 'rounds'; known: base, rules, seeds, select"),
         ("rules: {}", "rules: there is none to run"),
         ("rules: [a]", r"rules: expected keys and values, got \['a'\]"),
         ("rules: {A: {}}\nselect: worst", "select: 'worst'; did you mean 'worst10'?"),
@@ -185,6 +191,27 @@ def test_more_rounds_are_not_finished(tmp_path: Path) -> None:
     finish(sweep, tmp_path, {"FedAvg_lr-0.1_seed-0": {"mean": 0.5, "worst10": 0.1}})
     assert outcome(sweep.first()[0], tmp_path).status == "finished"
     assert outcome(longer.first()[0], tmp_path).status == "unfinished"
+
+
+def test_data_are_looked_for_before_any_run(tmp_path: Path) -> None:
+    here = tmp_path / "here.npz"
+    np.savez(here, x=np.zeros((40, 4), dtype=np.uint8), y=np.arange(40) % 2)
+    text = SMALL.replace("{training.lr: [", f"{{data.path: [{here}, no.npz], training.lr: [")
+    path = write(tmp_path, text.replace("base:", "base:\n  data: {name: npz, path: " + f"{here}}}"))
+    done = call("sweep", path, "--out", tmp_path / "out")
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: npz: ") and "no.npz does not exist" in done.output
+    assert len(done.output.splitlines()) == 1
+    assert not (tmp_path / "out").exists(), "nothing is begun"
+
+
+def test_a_sweep_that_is_over_needs_no_data(tmp_path: Path) -> None:
+    path = write(tmp_path, BASE + "  data: {name: npz, path: no.npz}\nrules: {A: {}}")
+    path.write_text(path.read_text().replace("seeds: [0, 1]\n", "", 1))
+    best = {"mean": 0.5, "worst10": 0.4, "loss": 1.0}
+    finish(read_sweep(path), tmp_path / "out", {"A_seed-0": best})
+    done = call("sweep", path, "--out", tmp_path / "out")
+    assert (done.exit_code, done.output.splitlines()[0]) == (0, "1 finished"), done.output
 
 
 # --- Running ----------------------------------------------------------------------------------
