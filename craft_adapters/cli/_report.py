@@ -36,7 +36,14 @@ class _Row:
 @click.option("--csv", "csv_path", metavar="FILE", type=click.Path(), help="Write a CSV file.")
 @click.option("--markdown", metavar="FILE", type=click.Path(), help="Write a Markdown table.")
 @click.option("--pictures", metavar="FOLDER", type=click.Path(), help="Draw pictures there.")
-@click.option("--format", "ending", default="png", help="Of the pictures: png, pdf, svg.")
+@click.option(
+    "--format",
+    "ending",
+    type=click.Choice(["png", "pdf", "svg"]),
+    default="png",
+    show_default=True,
+    help="Of the pictures.",
+)
 def report(
     runs: tuple[str, ...],
     csv_path: str | None,

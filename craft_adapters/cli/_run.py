@@ -35,10 +35,10 @@ __all__ = ["run"]
 def run(
     config: str, overrides: tuple[str, ...], out: str | None, quiet: bool, tensorboard: bool
 ) -> None:
-    """Train a federation as the YAML file CONFIG says.
+    """Train a federation as the YAML file CONFIG says. Its keys: docs/federation.md.
 
-    A run that was stopped, however, goes on where its last checkpoint is when the same command is
-    given again.
+    A run that was stopped, in whatever way, goes on from its last checkpoint when the same command
+    is given again.
     """
     from ..simulation import Run, read_config
 

@@ -188,6 +188,19 @@ def test_a_report_in_every_form(tmp_path: Path) -> None:
     ]
 
 
+def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    done = call("report", tmp_path, "--pictures", tmp_path, "--format", "bmp")
+    assert done.exit_code == 2
+    assert "'bmp' is not one of 'png', 'pdf', 'svg'" in done.output
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_the_help_says_that_any_stop_will_do(command: str) -> None:
+    text = " ".join(call(command, "--help").output.split())
+    assert "that was stopped, in whatever way, goes on" in text
+    assert ("Its keys: docs/federation.md." in text) == (command == "run")
+
+
 def test_many_rules_are_drawn_in_panels_of_their_own(tmp_path: Path) -> None:
     for number in range(9):
         run(tmp_path / "runs" / str(number), f"training.lr={0.1 + number / 100}", "rounds=1")
