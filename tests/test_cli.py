@@ -200,6 +200,15 @@ def test_list_as_text() -> None:
 
 
 @pytest.mark.usefixtures("strangers")
+def test_bundled_is_what_needs_no_host() -> None:
+    text = call("list").stdout
+    rows = {line.split()[0]: line.split()[1:3] for line in text.splitlines() if line.split()}
+    assert rows["ditto"] == ["-", "bundled"]
+    assert rows["flute"] == rows["nowhere"] == ["-", "-"], "a host without a distribution"
+    assert text.splitlines()[-1] == "Meanings: docs/rules.md"
+
+
+@pytest.mark.usefixtures("strangers")
 def test_a_narrow_terminal_breaks_no_option_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")

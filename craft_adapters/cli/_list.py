@@ -64,6 +64,7 @@ def _collect(manager: PluginManager) -> dict[str, Any]:
             {
                 "name": name,
                 "plugin": adapters.origin(name).plugin,
+                "distribution": adapters.origin(name).distribution,
                 "host": adapter.distribution,
                 "found": adapter.found,
                 "tested": list(adapter.tested),
@@ -131,6 +132,7 @@ def _print(found: dict[str, Any]) -> None:
         _heading(console, "Broken plug-ins, left out")
     for plugin in found["broken"]:
         console.print(f"  {plugin['name']} of {plugin['distribution']}: {plugin['reason']}")
+    console.print("Meanings: docs/rules.md")
 
 
 def _heading(console: Console, text: str) -> None:
@@ -147,8 +149,11 @@ def _default(option: dict[str, Any]) -> str:
 
 def _row(adapter: dict[str, Any]) -> tuple[str, ...]:
     found, tested = adapter["found"], adapter["tested"]
-    if found is None:
-        found = "not installed" if adapter["host"] else "bundled"
+    if found is None and adapter["host"]:
+        found = "not installed"
+    elif found is None:  # no host, or one that has no distribution: then tested says which
+        ours = adapter["distribution"] == "craft-adapters" and not tested
+        found = "bundled" if ours else "-"
     elif found not in tested:
         found += " (not tested)"
     return (
