@@ -8,6 +8,7 @@ Its second round is measured, so that what it keeps is there.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import gc
@@ -142,9 +143,21 @@ def _kilobytes(file: Path, field: str) -> int:
     raise OSError(f"{file} has no field {field}")
 
 
+def main(argv: list[str] | None = None) -> None:
+    rows = {row.name: row for row in ROWS}
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("row", metavar="ROW", choices=rows, help=", ".join(rows))
+    parser.add_argument(
+        "rule",
+        metavar="RULE",
+        nargs="?",
+        choices=available_aggregators(),
+        help="one, as a JSON object; default: all, as a table",
+    )
+    options = parser.parse_args(argv)
+    row = rows[options.row]
+    print(json.dumps(_peak_of_call(row, options.rule)) if options.rule else _table(row))
+
+
 if __name__ == "__main__":
-    chosen = next(row for row in ROWS if row.name == sys.argv[1])
-    if len(sys.argv) > 2:
-        print(json.dumps(_peak_of_call(chosen, sys.argv[2])))
-    else:
-        print(_table(chosen))
+    main()

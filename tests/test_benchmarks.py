@@ -108,6 +108,17 @@ def test_an_unknown_row_is_refused_with_the_known_ones() -> None:
     assert "resnet20x10" in done.stderr
 
 
+def test_memory_says_which_rows_and_rules_there_are() -> None:
+    done = run("memory.py", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: memory.py") and "resnet20x10" in done.stdout
+    for words, known in ((["resnet18"], "resnet20x10"), (["resnet20x10", "crft"], "craft")):
+        done = run("memory.py", *words)
+        assert done.returncode == 2
+        assert "invalid choice" in done.stderr and f"'{known}'" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_table_and_picture_are_in_the_folder_too(aggregate: Answer) -> None:
     assert (aggregate[2] / "aggregate.md").read_text(encoding="utf-8") == aggregate[0]
     pytest.importorskip("matplotlib")
