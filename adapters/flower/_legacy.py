@@ -22,7 +22,7 @@ from craft_adapters.errors import OptionError, UnsupportedSetup
 
 from ._arrays import Decoded, under_names
 from ._front import is_flowers
-from ._step import LOG, ServerStep, split
+from ._step import LOG, ServerStep, options_and_step
 
 __all__ = ["LegacyCraftStrategy", "LegacyRuled"]
 
@@ -157,7 +157,6 @@ class LegacyCraftStrategy(LegacyRuled, FedAvg):  # type: ignore[misc]
     """
 
     def __init__(self, rule: str | Aggregator = "craft", **options: Any) -> None:
-        flowers, ours = split(options, FedAvg)
-        step = ServerStep(rule, **ours)
+        flowers, step = options_and_step(rule, options, FedAvg)
         super().__init__(**flowers)
         self.use(step)

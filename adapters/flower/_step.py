@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ from craft_adapters.plugins import available_aggregators
 
 from ._arrays import checked_names
 
-__all__ = ["LOG", "ServerStep", "number", "split"]
+__all__ = ["LOG", "ServerStep", "number", "options_and_step"]
 
 LOG = logging.getLogger("flwr")
 _OPTIONS = {"loss": "loss_key", "local_steps": "steps_key"}
@@ -176,13 +177,30 @@ def number(metrics: Mapping[str, Any], key: str, client: ClientId) -> float:
     return float(value)
 
 
-def split(options: Mapping[str, Any], base: Callable[..., Any]) -> tuple[dict[str, Any], ...]:
-    """Options that ``base`` takes, and the others.
+def options_and_step(
+    rule: str | Aggregator, options: Mapping[str, Any], base: Callable[..., Any]
+) -> tuple[dict[str, Any], ServerStep]:
+    """Those of the options that Flower's ``base`` takes, and the step that the others make.
+
+    Raises:
+        OptionError: as :class:`ServerStep`; for an option that neither takes, with the nearest of
+            ``base``.
 
     Example:
-        >>> split({"fraction": 0.5, "server_lr": 1.0}, lambda fraction: None)
-        ({'fraction': 0.5}, {'server_lr': 1.0})
+        >>> def base(fraction): ...
+        >>> theirs, step = options_and_step("craft", {"fraction": 0.5, "server_lr": 1.0}, base)
+        >>> theirs, step.rule.name
+        ({'fraction': 0.5}, 'craft')
     """
     known = inspect.signature(base).parameters
     theirs = {key: value for key, value in options.items() if key in known}
-    return theirs, {key: value for key, value in options.items() if key not in known}
+    ours = {key: value for key, value in options.items() if key not in known}
+    try:
+        return theirs, ServerStep(rule, **ours)
+    except OptionError as error:
+        for key in ours:
+            close = get_close_matches(key, known, n=1)
+            if close and repr(key) in str(error):
+                hint = f"did you mean {close[0]!r} of Flower's {base.__name__}?"
+                raise OptionError(f"{error}; {hint}") from error
+        raise

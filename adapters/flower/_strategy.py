@@ -15,7 +15,7 @@ from craft_adapters.errors import IncompatibleUpdate, OptionError, UnsupportedSe
 
 from ._arrays import Decoded, are_positions, under_names
 from ._front import is_flowers
-from ._step import LOG, ServerStep, number, split
+from ._step import LOG, ServerStep, number, options_and_step
 
 __all__ = ["CraftStrategy", "Ruled"]
 
@@ -148,7 +148,6 @@ class CraftStrategy(Ruled, FedAvg):  # type: ignore[misc]
     """
 
     def __init__(self, rule: str | Aggregator = "craft", **options: Any) -> None:
-        flowers, ours = split(options, FedAvg)
-        step = ServerStep(rule, **ours)
+        flowers, step = options_and_step(rule, options, FedAvg)
         super().__init__(**flowers)
         self.use(step)

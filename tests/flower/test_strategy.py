@@ -304,6 +304,13 @@ def test_refusals() -> None:
         wrap(FedAvg)
     with pytest.raises(OptionError, match="fraction_fit"):
         CraftStrategy(fraction_fit=0.5)
+    near = r"no option 'fraction_trian'; .*; did you mean 'fraction_train' of Flower's FedAvg\?$"
+    with pytest.raises(OptionError, match=near):
+        CraftStrategy("craft", fraction_trian=0.5)
+    with pytest.raises(
+        OptionError, match=r"no option 'sever_lr'; did you mean 'server_lr'\? Known"
+    ):
+        CraftStrategy("craft", sever_lr=0.5)
     with pytest.raises(UnsupportedSetup, match="before configure_train"):
         wrap(FedAvg()).aggregate_train(1, [])
     with pytest.raises(UnsupportedSetup, match="wrapped already"):
