@@ -38,7 +38,8 @@ def warn_if_forgotten(args: Any) -> None:
     """Say so when a config has ``craft_`` keys that nothing reads."""
     if _given(args) and not hasattr(args, "enable_craft"):
         logging.warning(
-            "the config has craft_ keys but no enable_craft: true, so FedML's own averaging is used"
+            "the config has craft_ keys but no enable_craft: true; FedML's own averaging is used, "
+            "unless the script wraps a server aggregator"
         )
 
 

@@ -36,6 +36,7 @@ def wrap(server_aggregator: Any, aggregator: str | Aggregator | None = None, **o
         ``server_aggregator``.
 
     Raises:
+        TypeError: no ServerAggregator.
         UnsupportedSetup: a setup in which the server step cannot be replaced, or an object that is
             wrapped already.
         OptionError: an unknown rule or option, or a value that it does not take.
@@ -43,7 +44,13 @@ def wrap(server_aggregator: Any, aggregator: str | Aggregator | None = None, **o
         ImportError: FedML is not installed; names the extra.
     """
     install()
-    args = server_aggregator.args
+    args = getattr(server_aggregator, "args", None)
+    if args is None:
+        what = type(server_aggregator).__name__
+        raise TypeError(
+            f"wrap takes a fedml.core.ServerAggregator, which has its args, got {what}; for one of "
+            "FedML's own call create_server_aggregator(model, args)"
+        )
     if hasattr(args, "enable_craft") and not enabled(args):
         logging.info("craft-adapters: enable_craft is false, FedML's own averaging stays")
         return server_aggregator

@@ -448,6 +448,11 @@ def test_wrap_respects_a_config_that_says_no() -> None:
     assert "aggregate" not in vars(aggregator)
 
 
+def test_what_is_no_server_aggregator_cannot_be_wrapped() -> None:
+    with pytest.raises(TypeError, match=r"takes a fedml\.core\.ServerAggregator.*got NoneType"):
+        wrap(None, "craft")
+
+
 def test_wrapping_twice_is_refused() -> None:
     with pytest.raises(UnsupportedSetup, match="wrapped already"):
         wrap(wrap(own_aggregator()))
