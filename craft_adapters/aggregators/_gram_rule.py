@@ -229,7 +229,8 @@ class GramRule(Aggregator):
                 raise CheckpointError(
                     f"the rule's saved state is of another model: it remembers entry {entry!r} "
                     f"with {tensor.numel()} numbers, which the global model does not have; start "
-                    "with a new rule, or load the state that belongs to this model"
+                    "with a new rule (delete its state file, if it has one), or load the state "
+                    "that belongs to this model"
                 )
 
     def _passes(self, intake: Intake, layout: Layout) -> _Outcome | Tensor:

@@ -278,7 +278,8 @@ def _check_shape(client: ClientId, name: str, shape: torch.Size, wanted: torch.S
         raise CheckpointError(
             f"the rule's saved state is of another model: the last update of client {client!r} has "
             f"entry {name!r} with shape {tuple(shape)}, which the global model does not have; "
-            "start with a new rule, or load the state that belongs to this model"
+            "start with a new rule (delete its state file, if it has one), or load the state that "
+            "belongs to this model"
         )
 
 
