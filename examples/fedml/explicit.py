@@ -16,6 +16,6 @@ if __name__ == "__main__":
     model = digits.new_model(classes)
 
     server = create_server_aggregator(model, args)  # or a ServerAggregator of your own
-    rule = get_aggregator("craft", targets="sqrt", client_length=1, scale="steady")
+    rule = get_aggregator("craft_balanced", scale="steady", server_lr=1.0)
     server = craft_adapters.fedml.wrap(server, rule)
     FedMLRunner(args, device, dataset, model, server_aggregator=server).run()
