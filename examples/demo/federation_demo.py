@@ -34,13 +34,7 @@ BASE = {
 RULES: dict[str, Mapping[str, Any]] = {
     "FedAvg": {"name": "fedavg"},
     PUBLISHED: {"name": "craft", "server_lr": 0.1},
-    "CRAFT, balanced": {
-        "name": "craft",
-        "targets": "sqrt",
-        "client_length": 1,
-        "scale": "steady",
-        "server_lr": 1.0,
-    },
+    "CRAFT, balanced": {"name": "craft_balanced", "server_lr": 2.0},
 }
 
 

@@ -31,13 +31,7 @@ RULES: dict[str, dict[str, Any]] = {
     # round starts from the same model (FedML alone trains them in a chain there).
     "FedAvg": {"craft_aggregator": "fedavg"},
     PUBLISHED: {"craft_aggregator": "craft", "craft_server_lr": 0.1},
-    "CRAFT, balanced": {
-        "craft_aggregator": "craft",
-        "craft_targets": "sqrt",
-        "craft_client_length": 1,
-        "craft_scale": "steady",
-        "craft_server_lr": 1.0,
-    },
+    "CRAFT, balanced": {"craft_aggregator": "craft_balanced", "craft_server_lr": 2.0},
 }
 
 

@@ -267,6 +267,13 @@ def test_a_sweep_has_every_bundled_rule_and_not_too_many_runs(path: Path) -> Non
     assert len(sweep.first()) + len(sweep.rules) * (len(sweep.seeds) - 1) <= 140
 
 
+def test_the_sweep_of_steps_has_the_rates_that_it_is_about() -> None:
+    points = read_sweep(ROOT / "examples/federation/sweeps/steps.yaml").points
+    balanced = [point.config for point in points if point.config.names["aggregator"] != "fedavg"]
+    rates = [(c.training.lr, c.sections["aggregator"]["server_lr"]) for c in balanced]
+    assert rates == [(lr, step) for lr in (0.03, 0.1) for step in (1, 1.5, 2, 3)]
+
+
 def test_what_is_run_long_on_images_was_in_the_grid() -> None:
     long, grid = (
         [
