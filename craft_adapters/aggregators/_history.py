@@ -175,8 +175,7 @@ class _Files:
     """Last updates in files, one for each client and round."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self._folder = folder  # made when something is kept: a rule that is only looked at has none
         # Those that a state names, of the last two states: a crash may go back to either.
         self._pinned: deque[frozenset[Path]] = deque(maxlen=2)
         self._written: set[Path] = set()
@@ -189,6 +188,7 @@ class _Files:
     def write(self, client: ClientId, number: int, values: Mapping[str, Tensor]) -> _Spilled:
         """Put an update into its file."""
         path = self.path(client, number)
+        path.parent.mkdir(parents=True, exist_ok=True)
         data = save({name: value.contiguous() for name, value in values.items()})
         write_atomically(path, data)
         self._written.add(path)

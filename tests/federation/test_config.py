@@ -10,6 +10,7 @@ import pytest
 
 from craft_adapters.errors import OptionError
 from craft_adapters.simulation import load_dataset, read_config
+from craft_adapters.simulation._config import settled
 
 CFG_01 = """
 rounds: 1e2
@@ -125,6 +126,13 @@ def test_an_override_that_names_what_is_there_keeps_its_options(tmp_path: Path) 
         assert read_config(path, [name]).resolved()["partition"]["clients"] == 7, "the default"
     other = read_config(path, ["partition=iid"]).resolved()
     assert other["partition"]["clients"] == 100, "of another partition"
+
+
+def test_a_config_that_is_only_looked_at_leaves_no_folder(tmp_path: Path) -> None:
+    options = {"name": "fedfv", "history_folder": str(tmp_path / "kept")}
+    resolved = read_config({"aggregator": options}).resolved()
+    assert settled(resolved)["aggregator"]["history_limit"] is None
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("scale", "taken"), [("unit", 0.1), ("steady", 1.0)])
