@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -153,53 +153,33 @@ class Combination:
         """
         if len(parts) == 1:
             return parts[0]
+        first = parts[0]
         if any(part.turn is not None for part in parts):
             raise TypeError("a separable rule cannot turn steps; say separable = False")
         starts = itertools.accumulate((len(part.rates) for part in parts[:-1]), initial=0)
-        return cls(
-            weights=torch.cat([part.weights for part in parts]),
-            memory_weights=torch.cat([part.memory_weights for part in parts]),
-            active=torch.cat([part.active for part in parts]),
-            lengths=torch.cat([part.lengths for part in parts]),
-            rates=torch.cat([part.rates for part in parts]),
-            noise=torch.cat([part.noise for part in parts]),
-            targets=_joined([part.targets for part in parts]),
-            solution=_joined_solution([part.solution for part in parts], grams.products),
-            consensus=_joined([part.consensus for part in parts]),
-            notes={
-                start + q: note
-                for start, part in zip(starts, parts, strict=True)
-                for q, note in part.notes.items()
-            },
-            past_weights=_joined([part.past_weights for part in parts]),
-        )
+        notes = {
+            start + q: note
+            for start, part in zip(starts, parts, strict=True)
+            for q, note in part.notes.items()
+        }
+        joined = _concatenated(parts)
+        if first.solution is not None:
+            solutions = [part.solution for part in parts if part.solution is not None]
+            scale = torch.cat([solution.cosines.scale for solution in solutions])
+            cosines = Cosines(grams.products, scale)
+            joined["solution"] = replace(
+                first.solution, cosines=cosines, **_concatenated(solutions)
+            )
+        return replace(first, notes=notes, **joined)
 
 
-Part = TypeVar("Part")
-
-
-def _given(parts: Sequence[Part | None]) -> list[Part]:
-    """What all parts have; empty if none has it."""
-    given = [part for part in parts if part is not None]
-    if given and len(given) < len(parts):
-        raise TypeError("a separable rule must answer for all groups in the same way")
-    return given
-
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    given = _given(parts)
-    return torch.cat(given) if given else None
-
-
-def _joined_solution(parts: Sequence[Solution | None], products: Tensor) -> Solution | None:
-    given = _given(parts)
-    if not given:
-        return None
-    return Solution(
-        x=torch.cat([part.x for part in given]),
-        rank=torch.cat([part.rank for part in given]),
-        eigenvalue_min=torch.cat([part.eigenvalue_min for part in given]),
-        eigenvalue_max=torch.cat([part.eigenvalue_max for part in given]),
-        regular=torch.cat([part.regular for part in given]),
-        cosines=Cosines(products, torch.cat([part.cosines.scale for part in given])),
-    )
+def _concatenated(parts: Sequence[Combination] | Sequence[Solution]) -> dict[str, Any]:
+    """The tensors of all parts, by field, one after the other along the groups."""
+    joined = {}
+    for each in fields(parts[0]):
+        values = [getattr(part, each.name) for part in parts]
+        if len({value is None for value in values}) > 1:
+            raise TypeError("a separable rule must answer for all groups in the same way")
+        if isinstance(values[0], Tensor):
+            joined[each.name] = torch.cat(values)
+    return joined
