@@ -66,6 +66,7 @@ class Rows:
         block_bytes: Bytes of one block, at most. If None: on a CPU, 16 MB; on a GPU, everything if
             that fits in half of the free memory, else 512 MB. What fits into one block is read
             once for both passes.
+        workspace: Where blocks are made, on ``device``; their own if None.
 
     Attributes:
         count: Rows of each matrix.
@@ -167,12 +168,12 @@ class Rows:
         base, *rows = target.unbind()
         base.copy_(values[0])
         for i, (row, value) in enumerate(zip(rows, values[1:], strict=True)):
-            if i < self._states and value.dtype != torch.bool:
-                torch.sub(base, value, out=row)
-            else:
+            if i >= self._states:
                 row.copy_(value)
-                if i < self._states:
-                    torch.sub(base, row, out=row)
+                continue
+            # Subtraction takes no flags.
+            number = row.copy_(value) if value.dtype == torch.bool else value
+            torch.sub(base, number, out=row)
 
     def _subtract(self, memory: Tensor) -> None:
         # In the block's dtype, not the clients': half types overflow and lose digits.
